@@ -14,11 +14,12 @@ pub struct Account {
     pub duration: Duration,
     /// Bytes received.
     pub bytes_received: u64,
-    /// Bytes that the kernel took.
+    /// Bytes that the kernel accepted.
     pub bytes_sent: u64,
     /// Frames that were handed to the service.
     pub frames_received: u64,
-    /// Frames that were queued: replies and pushes. Bytes written without a frame count only in `bytes_sent`.
+    /// Frames that were queued: replies and pushes. Bytes written without a frame count only in
+    /// `bytes_sent`.
     pub frames_sent: u64,
 }
 

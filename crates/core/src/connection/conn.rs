@@ -7,14 +7,15 @@
 //!     └────────────────────┴── abort, reset, error ────┘
 //! ```
 //!
-//! * *Open*: where a listener expects a PROXY header that is read first; then the handshake of its transport is done, if it has one.
-//!   Then frames go to the service, replies leave. It stays open after the peer's FIN until every frame is answered. In a drain of
-//!   the shard it is cut some time: what arrives from then on is thrown away, frames that were received whole are answered, and it
-//!   goes on to Draining.
-//! * *Draining*: no frame is handed out, what is queued leaves, input is thrown away.
-//! * *Closing*: the service is done with it (`Event::Ended`). In an orderly close FIN is sent and input is
-//!   thrown away until the peer closes too or the linger limit is over; then everything in flight is stopped and
-//!   awaited, the socket is closed, and only then the slot is free.
+//! * *Open*: first the PROXY header is read, if the listener expects one; then the handshake of its
+//!   transport is done, if it has one. Then frames go to the service, and replies are sent. It
+//!   stays open after the peer's FIN until every frame is answered. In a drain of the shard it is
+//!   cut at some point: bytes that arrive from then on are thrown away, frames that were received
+//!   whole are answered, and it goes on to Draining.
+//! * *Draining*: no frame is handed out, queued bytes are sent, input is thrown away.
+//! * *Closing*: the service is done with it (`Event::Ended`). In an orderly close FIN is sent and
+//!   input is thrown away until the peer closes too or the linger limit is over; then everything in
+//!   flight is stopped and awaited, the socket is closed, and only then the slot is free.
 
 use alloc::boxed::Box;
 
@@ -24,7 +25,7 @@ use crate::limits::Times;
 use crate::time::{FOR_EVER, NEVER, Stamp, Timer};
 use crate::{CloseReason, ConnId, LaneId, Time};
 
-/// How far a connection is.
+/// The stage of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Open,
@@ -32,14 +33,14 @@ pub(crate) enum State {
     Closing,
 }
 
-/// How far an operation of the driver's is: the connect, the receive, the send.
+/// The stage of one of the driver's operations: the connect, the receive, the send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flight {
     /// None is in flight.
     None,
     /// One is.
     Armed,
-    /// It was told to stop, and has not ended.
+    /// It was asked to stop, and has not ended.
     Stopping,
 }
 
@@ -50,7 +51,7 @@ impl Flight {
         self != Flight::None
     }
 
-    /// Tells it to stop. False if it was told already, or is none.
+    /// Asks it to stop. False if it was asked already, or if none is in flight.
     #[inline]
     pub(crate) fn stop(&mut self) -> bool {
         let is_armed = *self == Flight::Armed;
@@ -77,7 +78,7 @@ pub(crate) enum Write {
 pub(crate) enum Input {
     /// More may arrive.
     Open,
-    /// A channel said that nothing more would come. FIN is still to be received.
+    /// The transport reported that nothing more would come. FIN is still to be received.
     Closed,
     /// The peer sent FIN, or receiving failed.
     Fin,
@@ -88,24 +89,27 @@ pub(crate) enum Input {
 pub(crate) enum Intake {
     /// They are used.
     On,
-    /// They are used for a moment longer: the connection came when the shard had begun to drain.
+    /// They are used for a moment longer: the connection was accepted after the shard had begun to
+    /// drain.
     Brief,
-    /// The shard drains: bytes are dropped, and the connection is closed as soon as it owes nothing.
+    /// The shard drains: bytes are dropped, and the connection is closed as soon as it owes
+    /// nothing.
     Cut,
 }
 
-/// Steps of 17 ms that the peer of a connection with last words alone has to close too, some 200 ms: long enough for the words to
-/// arrive and what it sent meanwhile to be thrown away. A close before that would reset, and destroy them.
+/// Steps of 17 ms that the peer of a connection with nothing but a rejection message has to close
+/// too, about 200 ms: long enough for the message to arrive, and for what the peer sent meanwhile
+/// to be thrown away. A close before that would reset the connection, and destroy the message.
 const LAST_WORDS_LINGER: u32 = 12;
 
 /// The service's part in opening a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpenState {
-    /// It was not called, or has refused.
+    /// It was not called, or has refused the connection.
     No,
-    /// It is not called: the connection is there for last words alone.
+    /// It is not called: the connection exists for a rejection message alone.
     LastWords,
-    /// It is called once the PROXY header is there; the start of the header is kept.
+    /// It is called once the PROXY header is complete; the start of the header is kept.
     Header,
     /// It is called once the handshake of the connection's channel is done.
     Handshake,
@@ -115,7 +119,7 @@ pub(crate) enum OpenState {
     Yes,
 }
 
-/// No handler is parked.
+/// The value if no handler is parked.
 pub(crate) const NO_HANDLER: u32 = u32::MAX;
 
 /// The consequence of a limit that is exceeded.
@@ -143,8 +147,8 @@ impl Due {
         matches!(self, Due::ReadRate | Due::Close(FirstFrameTimeout | IdleTimeout))
     }
 
-    /// True if what is to be done may turn out wrong by bytes that wait in the kernel. `is_last` is true if no more heartbeats may
-    /// be missed.
+    /// True if bytes that wait in the kernel may make the consequence wrong. `is_last` is true if
+    /// no more heartbeats may be missed.
     pub(crate) fn may_be_undone(self, is_last: bool) -> bool {
         match self {
             Due::Probe | Due::Resume => false,
@@ -154,8 +158,9 @@ impl Due {
     }
 }
 
-/// Steps over which the probes of connections that fell silent together are spread, by their slots: a second where they
-/// are busy, 17 s otherwise. Powers of two, so that neighbours go one after the other.
+/// Steps over which the probes of connections that fell silent together are spread, by their slots:
+/// a second where they are busy, 17 s otherwise. Powers of two, so that neighbours are probed one
+/// after the other.
 const SPREAD_BUSY: u32 = 64;
 const SPREAD_IDLE: u32 = 1024;
 
@@ -166,7 +171,7 @@ pub(crate) struct QueueFlags(u8);
 impl QueueFlags {
     /// Bytes are left for a later turn.
     pub(crate) const RUNNABLE: u8 = 1;
-    /// Whether it holds much is looked at once more.
+    /// Another look has to find out whether it holds much.
     pub(crate) const WATCHED: u8 = 2;
     /// A step of its handshake waits.
     pub(crate) const WORKING: u8 = 4;
@@ -190,7 +195,7 @@ impl QueueFlags {
 pub(crate) struct Own(u8);
 
 impl Own {
-    /// In the place of its lane's.
+    /// Limits that replace its lane's.
     pub(crate) const LIMITS: u8 = 1;
     /// It ends at a deadline.
     pub(crate) const DEADLINE: u8 = 2;
@@ -200,7 +205,7 @@ impl Own {
         self.0 & what != 0
     }
 
-    /// Notes that, or takes it back.
+    /// Sets or clears a bit.
     pub(crate) fn note(&mut self, what: u8, holds: bool) {
         match holds {
             true => self.0 |= what,
@@ -209,7 +214,8 @@ impl Own {
     }
 }
 
-/// Reasons that keep a connection's bytes and replies from the short paths. In one byte, so that these check once.
+/// Reasons that keep a connection's bytes and replies from the short paths. In one byte, so that
+/// these check once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SlowPathFlags(u8);
 
@@ -218,19 +224,19 @@ impl SlowPathFlags {
     const HELD_BACK: u8 = 1;
     /// A channel stands between socket and framing.
     const SEALED: u8 = 2;
-    /// It is being asked for what it has, and may have more.
+    /// It is being asked for plain bytes, and may have more.
     const UNSEALING: u8 = 4;
-    /// It has something to say once nothing is in flight.
+    /// It has its own bytes to send once nothing is in flight.
     pub(crate) const SPEAKS: u8 = 8;
-    /// Nothing is to be sealed any more: it said its last word.
+    /// Nothing can be sealed any longer: it sent its closing message.
     pub(crate) const FINISHED: u8 = 16;
     /// The peer said that nothing more will come.
     pub(crate) const CLOSED: u8 = 32;
-    /// How fast its peer sends is limited.
+    /// The rate at which its peer sends is limited.
     pub(crate) const METERED: u8 = 64;
     /// No frame is handed out until its peer may send again.
     pub(crate) const TOO_FAST: u8 = 128;
-    /// What keeps its frames from the service.
+    /// The reasons that keep its frames from the service.
     const HOLDS: u8 = SlowPathFlags::HELD_BACK | SlowPathFlags::TOO_FAST;
 
     pub(crate) fn hold_back(&mut self) {
@@ -248,13 +254,13 @@ impl SlowPathFlags {
         self.0 |= SlowPathFlags::SEALED;
     }
 
-    /// True if that is said of it, or of its channel.
+    /// True if this is noted of it, or of its channel.
     #[inline]
     pub(crate) fn says(self, what: u8) -> bool {
         self.0 & what != 0
     }
 
-    /// Notes that of it, or takes it back.
+    /// Sets or clears a flag.
     pub(crate) fn note(&mut self, what: u8, holds: bool) {
         match holds {
             true => self.0 |= what,
@@ -262,7 +268,7 @@ impl SlowPathFlags {
         }
     }
 
-    /// The channel is being asked for what it has, or it is not any more.
+    /// Sets whether the channel is being asked for plain bytes.
     pub(crate) fn unseal(&mut self, more: bool) {
         self.note(SlowPathFlags::UNSEALING, more);
     }
@@ -276,13 +282,14 @@ pub(crate) struct Conn {
     pub shared: Option<ConnHead>,
     /// Bytes that are not frames yet, if there are any.
     pub inbox: Option<Box<Inbox>>,
-    /// Why it ends: set exactly while Draining. Boxed, since most connections are not.
+    /// Why it ends: set exactly while Draining. Boxed, since most connections are not draining.
     pub reason: Option<Box<CloseReason>>,
     pub state: State,
     /// The connect of an upstream.
     pub connect: Flight,
     pub receive: Flight,
-    /// Receives that still end after what they bring first, since a large frame came not long ago; above 0 in the middle of one.
+    /// Receives that still end after their first bytes, because a large frame came recently; above
+    /// 0 in the middle of one.
     pub bulk: u8,
     /// The receive brought bytes since it was armed, or looked at.
     pub receive_used: bool,
@@ -296,9 +303,9 @@ pub(crate) struct Conn {
     pub frame_seen: bool,
     /// The limits that it has itself.
     pub own: Own,
-    /// As many calls wait as may.
+    /// As many calls wait as are allowed.
     pub calls_full: bool,
-    /// The service heard that nothing more will arrive.
+    /// The service was informed that nothing more will arrive.
     pub input_end_notified: bool,
     /// Heartbeats since a byte arrived.
     pub missed_heartbeats: u8,
@@ -306,7 +313,7 @@ pub(crate) struct Conn {
     pub calls: u16,
     /// The queues that it is in.
     pub queued: QueueFlags,
-    /// How far the drain of the shard is with it.
+    /// The stage of the shard's drain for this connection.
     pub intake: Intake,
     /// Closing waits for the peer's FIN.
     pub lingering: bool,
@@ -315,19 +322,21 @@ pub(crate) struct Conn {
     pub write: Write,
     /// The close is in flight.
     pub close_sent: bool,
-    /// The first of the calls that wait, as the caller names it, or [`NO_HANDLER`]. The call of one that is being opened is its
-    /// `open`, alone.
+    /// The first of the waiting calls, as the caller names it, or [`NO_HANDLER`]. While a
+    /// connection is being opened its only call is its `open`.
     pub handler: u32,
-    /// When the connection's timer goes off.
+    /// The time at which the connection's timer goes off.
     pub timer: Timer,
-    /// When it was adopted, its PROXY header was there, its handshake was done, or its `open` was done if that waited, until its first frame came. Then, while calls wait, when the
-    /// first of them began to, or the last one was done. While its `open` waits, since when.
+    /// Until its first frame came: the time when it was adopted, its PROXY header was complete, its
+    /// handshake was done, or a waiting `open` was done. Later, while calls wait, the time when the
+    /// first of them began to wait, or when the last one was done. While its `open` waits, the time
+    /// since when it does.
     pub since: Stamp,
-    /// When a byte arrived, or the peer was last asked for a sign of life.
+    /// The time at which a byte arrived, or the peer was last asked for a sign of life.
     pub heard_at: Stamp,
-    /// When a byte came, or a handler finished.
+    /// The time at which a byte came, or a handler finished.
     pub active_at: Stamp,
-    /// When the last send began, was looked at or ended; in Closing, when that began.
+    /// The time at which the last send began, was looked at or ended; in Closing, when that began.
     pub send_at: Stamp,
 }
 
@@ -392,7 +401,7 @@ impl Conn {
         matches!(self.opened, OpenState::Header | OpenState::Handshake)
     }
 
-    /// True if it is held back, has a channel, or a limit on how fast its peer sends.
+    /// True if it is held back, has a channel, or has a limit on the rate at which its peer sends.
     #[inline]
     pub(crate) fn is_aside(&self) -> bool {
         self.aside.0 != 0
@@ -404,7 +413,7 @@ impl Conn {
         self.aside.0 & SlowPathFlags::HELD_BACK != 0
     }
 
-    /// True if how fast its peer sends is limited.
+    /// True if the rate at which its peer sends is limited.
     #[inline]
     pub(crate) fn is_metered(&self) -> bool {
         self.aside.says(SlowPathFlags::METERED)
@@ -422,19 +431,20 @@ impl Conn {
         self.aside.0 & SlowPathFlags::SEALED != 0
     }
 
-    /// True if its channel is ready, and has not said its last word.
+    /// True if its channel is ready, and has not sent its closing message.
     #[inline]
     pub(crate) fn may_seal(&self) -> bool {
         self.has_channel() && self.opened != OpenState::Handshake && !self.aside.says(SlowPathFlags::FINISHED)
     }
 
-    /// True if a channel alone keeps it from the short paths, and has neither said its last word nor heard the peer's.
+    /// True if nothing but a channel keeps it from the short paths, and neither side's closing
+    /// message was sent.
     #[inline]
     pub(crate) fn is_sealed_alone(&self) -> bool {
         self.aside.0 == SlowPathFlags::SEALED
     }
 
-    /// True if its channel may have more than what was unsealed.
+    /// True if its channel may have more plain bytes.
     #[inline]
     pub(crate) fn is_unsealing(&self) -> bool {
         self.aside.0 & SlowPathFlags::UNSEALING != 0
@@ -453,7 +463,7 @@ impl Conn {
             && !self.aside.says(SlowPathFlags::HOLDS)
     }
 
-    /// The same of one whose bytes are those of its frames.
+    /// True if the next frame may go to the service now, for a connection without a channel.
     #[inline]
     pub(crate) fn takes_frames_at_once(&self) -> bool {
         self.is_open() && self.opened == OpenState::Yes && !self.calls_full && !self.is_aside()
@@ -465,19 +475,19 @@ impl Conn {
         self.inbox.as_ref().map_or(0, |inbox| inbox.waiting_bytes())
     }
 
-    /// True if nothing more will arrive that is not thrown away.
+    /// True if nothing more will arrive except bytes that are thrown away.
     #[inline]
     pub(crate) fn input_ended(&self) -> bool {
         self.input != Input::Open
     }
 
-    /// True if no receive would bring anything.
+    /// True if a receive would bring nothing.
     pub(crate) fn has_fin(&self) -> bool {
         self.input == Input::Fin
     }
 
-    /// True if bytes should be received now. A channel's input may end before FIN is there, which is received too: what lies
-    /// unread at a close would make a reset of it.
+    /// True if bytes should be received now. A channel's input may end before FIN is there, which
+    /// is received too: bytes left unread at a close would make it a reset.
     pub(crate) fn wants_receive(&self) -> bool {
         !self.has_fin()
             && match self.state {
@@ -487,7 +497,8 @@ impl Conn {
             }
     }
 
-    /// True if what arrives is thrown away since the shard drains. What is held open ends as the service likes.
+    /// True if arriving bytes are thrown away because the shard drains. A connection that is held
+    /// open ends when the service decides.
     pub(crate) fn is_cut(&self) -> bool {
         self.intake == Intake::Cut && !self.outlet().is_some_and(Outlet::is_held_open)
     }
@@ -512,20 +523,20 @@ impl Conn {
             })
     }
 
-    /// Its times, where its lane's are `times`.
+    /// Its times, if its lane's are `times`.
     #[inline]
     pub(crate) fn times(&self, times: &Times) -> Times {
         if self.own.has(Own::LIMITS) { self.own_times().unwrap_or(*times) } else { *times }
     }
 
-    /// The times that it set, if it did.
+    /// Its own times, if it has set any.
     #[cold]
     pub(crate) fn own_times(&self) -> Option<Times> {
         Some(self.outlet()?.own_limits()?.times)
     }
 
-    /// Steps from `now` until the next limit of this connection, which is in `slot`, is over, negative once it has been for
-    /// longer, and what it leads to. `times` are its lane's.
+    /// Steps from `now` until the next limit of this connection, which is in `slot`, is over,
+    /// negative if that was earlier, and the consequence. `times` are its lane's.
     #[inline]
     pub(crate) fn next_limit(&self, slot: u32, times: &Times, now: Stamp) -> (i64, Due) {
         let own;
@@ -559,8 +570,8 @@ impl Conn {
             }
             next.or(self.since.left(times.first_frame, now), Due::Close(CloseReason::FirstFrameTimeout));
         }
-        // Nothing is owed while it runs: neither an answer, nor a look at frames that wait for their rate, nor, where what is sent
-        // counts, the rest of an answer.
+        // Nothing is owed while this limit runs: neither an answer, nor a look at frames that wait
+        // for their rate, nor, where sent bytes count, the rest of an answer.
         let owes_nothing = !self.has_handler() && !self.is_too_fast();
         if self.is_open() && owes_nothing && !(self.send.is_on() && times.idle_counts_sent) {
             next.or(self.idle_left(times, now), Due::Close(CloseReason::IdleTimeout));
@@ -584,12 +595,13 @@ impl Conn {
         {
             next.or(from.left(wait, now), Due::Resume);
         }
-        // A peer that has sent FIN cannot answer, and owes no more bytes; one that was sent FIN cannot be asked.
+        // A peer that has sent FIN cannot answer, and owes no more bytes; after our own FIN nothing
+        // can be asked.
         let answers = self.opened == OpenState::Yes && !self.input_ended() && self.write == Write::Open;
         if self.is_open() && answers && times.heartbeat != NEVER {
             next.or(self.heard_at.left(times.heartbeat, now), Due::Heartbeat);
         }
-        // While something is sent the send finds out.
+        // During a send, the send finds out.
         if self.receive_used && self.receive == Flight::Armed && self.is_open() && !self.send.is_on() {
             let busy = self.has_handler() || self.inbox.is_some();
             let (silence, spread) =
@@ -600,7 +612,7 @@ impl Conn {
         (next.left, next.due)
     }
 
-    /// Steps until one that is closing lingers no longer.
+    /// Steps until a closing connection stops lingering.
     #[inline]
     fn linger_left(&self, times: &Times, now: Stamp) -> i64 {
         let linger = match self.opened {
@@ -610,7 +622,7 @@ impl Conn {
         if self.lingering { self.send_at.left(linger, now) } else { FOR_EVER }
     }
 
-    /// The limit of a header or a handshake that is awaited.
+    /// The limit of an awaited header or handshake.
     #[inline]
     fn start_limit(&self, times: &Times, now: Stamp) -> (i64, Due) {
         let (limit, reason) = match self.opened {
@@ -620,10 +632,10 @@ impl Conn {
         (self.since.left(limit, now), Due::Close(reason))
     }
 
-    /// Steps until it was idle for too long, while nothing is owed.
+    /// Steps until it was idle for too long, if nothing is owed.
     #[inline]
     fn idle_left(&self, times: &Times, now: Stamp) -> i64 {
-        // The end of a call moves both.
+        // The end of a call updates both.
         let from = if times.idle_counts_received { self.active_at } else { self.since };
         let left = from.left(times.idle, now);
         if times.idle_counts_sent {
@@ -633,7 +645,7 @@ impl Conn {
     }
 }
 
-/// The limit of those looked at that is over first.
+/// The limit that is over first, among those looked at.
 struct Soonest {
     left: i64,
     due: Due,
@@ -670,7 +682,8 @@ mod tests {
 
     #[test]
     fn an_idle_connection_fits_its_budget() {
-        // Together with 16 bytes for its timer, 24 for the driver and what the allocator adds: below 256.
+        // Together with 16 bytes for its timer, 24 for the driver and the allocator's overhead:
+        // below 256.
         assert!(size_of::<Conn>() <= 72, "{}", size_of::<Conn>());
         assert!(size_of::<Outlet>() <= 80, "{}", size_of::<Outlet>());
     }

@@ -1,4 +1,5 @@
-//! Deadlines of connections, kept apart from them, by slot: few have one, and most of those only until they logged in.
+//! Deadlines of connections, kept apart from them, by slot: few have one, and most of those only
+//! until login.
 //!
 //! User code leaves what it sets here, and the state machine takes it in at the end of the turn.
 
@@ -16,11 +17,12 @@ use crate::time::{FOR_EVER, NEVER, Stamp, steps_for};
 pub(crate) struct Deadlines {
     all: RefCell<Chunked<Deadline>>,
     count: Cell<usize>,
-    /// What user code set since, in its order, in steps of the wheel.
+    /// Deadlines that user code set since then, in its order, in steps of the wheel.
     changes: RefCell<Vec<(ConnId, u32)>>,
 }
 
-/// When it was set, and how many steps later it is over, which is never if there is none.
+/// The time when it was set, and the number of steps after which it is over, which is never if
+/// there is none.
 #[derive(Clone, Copy)]
 struct Deadline {
     since: Stamp,
@@ -34,7 +36,8 @@ impl Default for Deadline {
 }
 
 impl Deadlines {
-    /// User code sets the deadline of a connection, or takes it away. False if the system has no memory to note it.
+    /// Notes that user code sets the deadline of a connection, or takes it away. False if the
+    /// system has no memory for the note.
     pub(crate) fn change(&self, id: ConnId, time: Option<Duration>) -> bool {
         let mut changes = self.changes.borrow_mut();
         let has_room = changes.try_reserve(1).is_ok();
@@ -79,7 +82,7 @@ impl Deadlines {
         }
     }
 
-    /// Steps until it is over, negative once it has been for longer.
+    /// Steps until it is over, negative if that was earlier.
     pub(crate) fn left(&self, id: ConnId, now: Stamp) -> i64 {
         self.all.borrow().get(id.slot()).map_or(FOR_EVER, |deadline| deadline.since.left(deadline.steps, now))
     }

@@ -8,8 +8,8 @@ use core::task::Waker;
 use crate::ConnId;
 use crate::time::Stamp;
 
-/// The room for reservations: up to three quarters of what a shard may hold. So they never make memory tight for calls that need
-/// little.
+/// The room for reservations: up to three quarters of what a shard may hold. So reservations never
+/// make memory tight for calls that need little.
 pub(crate) fn reservable_bytes(held_bytes_max: usize) -> usize {
     held_bytes_max - held_bytes_max / 4
 }
@@ -26,9 +26,10 @@ pub(crate) struct CallRequest {
 #[derive(Default)]
 pub(crate) struct Line {
     wanted: RefCell<VecDeque<Weak<CallRequest>>>,
-    /// Since when there is one, or when others were last looked at for it.
+    /// The time since when a call waits, or when others were last searched for memory on its
+    /// behalf.
     pub(crate) since: Cell<Option<Stamp>>,
-    /// What all of it wanted at that look.
+    /// Bytes that the whole line wanted at that look.
     pub(crate) looked_for: Cell<usize>,
 }
 
@@ -49,7 +50,7 @@ impl Line {
         }
     }
 
-    /// What all that wait want, or `most` if that is less.
+    /// Bytes that all waiting calls want, or `most` if that is less.
     pub(crate) fn wanted_bytes(&self, most: usize) -> usize {
         let wanted = self.wanted.borrow();
         let each = wanted.iter().filter_map(Weak::upgrade).map(|of| of.bytes);
@@ -63,7 +64,7 @@ impl Line {
     pub(crate) fn push(&self, last: &Rc<CallRequest>) {
         let mut wanted = self.wanted.borrow_mut();
         if wanted.len() == wanted.capacity() {
-            // Those that were given up make room before the line grows.
+            // Calls that were given up make room before the line grows.
             wanted.retain(|of| of.strong_count() > 0);
         }
         wanted.push_back(Rc::downgrade(last));

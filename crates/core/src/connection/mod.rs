@@ -1,4 +1,5 @@
-//! One connection: its state, what came and is no frame yet, and what user code shares with the state machine.
+//! One connection: its state, bytes that are no frame yet, and what user code shares with the state
+//! machine.
 // May use: bytes, driver, framing, limits, proxy, reasons, tables, time.
 // Begin with: `conn.rs`, then `outlet/`.
 

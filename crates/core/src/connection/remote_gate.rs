@@ -2,8 +2,8 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
-/// A connection's outbox as other threads see it, made when it is first asked for ([`Outlet::gate`]). The shard
-/// keeps it up to date.
+/// A connection's outbox as other threads see it, made when it is first asked for
+/// ([`Outlet::gate`]). The shard keeps it up to date.
 ///
 /// [`Outlet::gate`]: crate::Outlet::gate
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl RemoteGate {
         }
     }
 
-    /// True once the connection takes nothing any more, or its end was asked for, here or on its shard.
+    /// True once the connection accepts nothing, or its end was asked for, here or on its shard.
     pub fn is_gone(&self) -> bool {
         self.has_ended() || self.ends_requested.load(Ordering::Acquire) != 0
     }
@@ -44,7 +44,8 @@ impl RemoteGate {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// True for the first who asks for a close of this connection, unless it is gone: the others need not.
+    /// True for the first caller that asks to close this connection, unless it is gone: the others
+    /// need not.
     pub fn ask_close(&self) -> bool {
         self.ask(CLOSE)
     }
@@ -58,14 +59,15 @@ impl RemoteGate {
         !self.has_ended() && self.ends_requested.fetch_or(end, Ordering::AcqRel) & end == 0
     }
 
-    /// True if the outbox, with what is on the way, is over its high mark: then [`announce`](RemoteGate::announce) refuses.
+    /// True if the outbox together with the bytes on the way is over its high mark: then
+    /// [`announce`](RemoteGate::announce) refuses.
     pub fn is_full(&self) -> bool {
         self.on_the_way.load(Ordering::Acquire) + self.outbox_bytes.load(Ordering::Acquire)
             > self.outbox_bytes_high
     }
 
-    /// Announces `bytes` bytes for the outbox. False if it, with what is on the way, is over its high mark: then they
-    /// must not be sent.
+    /// Announces `bytes` bytes for the outbox. False if it is over its high mark together with the
+    /// bytes on the way: then they must not be sent.
     pub fn announce(&self, bytes: usize) -> bool {
         let before = self.on_the_way.fetch_add(bytes, Ordering::AcqRel);
         if before + self.outbox_bytes.load(Ordering::Acquire) > self.outbox_bytes_high {

@@ -18,9 +18,10 @@ use crate::ShardShared;
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NoMemoryLeft {
-    /// More was asked for than three quarters of [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max).
+    /// More was asked for than three quarters of
+    /// [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max).
     TooLarge,
-    /// It was used up for 5 s.
+    /// All of it was used up for 5 s.
     UsedUp,
     /// The connection takes no more bytes.
     Gone,
@@ -48,13 +49,13 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Of nothing, for a connection.
+    /// An empty reservation, for a connection.
     pub fn new(head: &ConnHead) -> Reservation {
         Reservation { head: head.clone(), wanted: None, bytes: 0 }
     }
 
-    /// Counts `bytes` from now on, whether they fit or not: memory that is there already. For a connection that is gone no more than
-    /// before.
+    /// Counts `bytes` from now on, whether they fit or not: for memory that is allocated already.
+    /// For a connection that is gone the count does not grow.
     pub fn hold(&mut self, bytes: usize) {
         let bytes = if self.head.is_gone() { bytes.min(self.bytes) } else { bytes };
         self.head.unreserve(self.bytes.saturating_sub(bytes));
@@ -77,7 +78,7 @@ impl Reservation {
     /// Reserves `bytes`, the same in each call, or wakes `waker` once they are.
     ///
     /// # Errors
-    /// If they will never be.
+    /// If they never will be.
     pub fn poll(&mut self, bytes: usize, waker: &Waker) -> Poll<Result<(), NoMemoryLeft>> {
         if self.head.is_gone() {
             return Poll::Ready(Err(NoMemoryLeft::Gone));

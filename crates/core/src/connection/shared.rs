@@ -1,5 +1,6 @@
-//! What connections share with user code: those of a shard the list of dirty ones, batches to send and sums; those of a lane
-//! how replies are encoded, how many may be queued, and what each turn looks up and counts.
+//! State that connections share with user code. Those of a shard share the list of dirty ones,
+//! batches to send and sums; those of a lane share how replies are encoded, how many may be queued,
+//! and what each turn looks up and counts.
 
 use alloc::boxed::Box;
 use alloc::rc::Rc;
@@ -23,9 +24,10 @@ use crate::limits::Times;
 use crate::proxy::Headers;
 use crate::{Batch, ConnId, Limits, ServerLimits};
 
-/// Batches kept for the next send, at most 64 KiB each and usually a few KiB. More than are in use in one turn
-/// of 256 completions are not needed; and no more than a sixteenth of what connections may hold, which they come on top of.
-/// Those with more room than 64 KiB are kept as long as they have no more together.
+/// Batches kept for the next send, at most 64 KiB each and usually a few KiB. More than are in use
+/// in one turn of 256 completions are not needed. They take at most a sixteenth of what connections
+/// may hold, in addition to that. Those with more room than 64 KiB are kept as long as they have no
+/// more together.
 fn spare_batches_max(limits: &ServerLimits) -> usize {
     (limits.held_bytes_max / 16 / KEPT_BYTES_MAX).clamp(1, 256)
 }
@@ -42,15 +44,16 @@ pub struct LaneShared {
     pub(crate) idle: u32,
     pub(crate) write_look: u32,
     pub(crate) moved: TrafficTotals,
-    /// For connections that set some themselves.
+    /// For connections that set some limits themselves.
     limits: Limits,
     accounts: Accounts,
     headers: Headers,
     facts: Facts,
 }
 
-/// What the connections of a lane moved. Counted here and not in the shard's [`ConnStats`](crate::ConnStats), since each turn does: a
-/// connection's outlet leads here at the same cost for every lane.
+/// Counts of a lane's connections. They are kept here and not in the shard's
+/// [`ConnStats`](crate::ConnStats), since each turn changes them: a connection's outlet leads here
+/// at the same cost for every lane.
 #[derive(Default)]
 pub(crate) struct TrafficTotals {
     pub frames: Count,
@@ -77,9 +80,9 @@ impl Count {
 /// Memory of all connections.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Memory {
-    /// What they hold.
+    /// Bytes that they hold.
     pub(crate) held: usize,
-    /// What the driver still has of those that ended.
+    /// Bytes that the driver still has of those that ended.
     pub(crate) returning: usize,
 }
 
@@ -93,12 +96,13 @@ impl Memory {
 /// State that the connections of one shard share.
 pub struct ShardShared {
     queues: RefCell<Queues>,
-    /// Bytes that all connections hold: in inboxes and outboxes, in flight, by calls that wait, by services.
+    /// Bytes that all connections hold: in inboxes and outboxes, in flight, by calls that wait, by
+    /// services.
     held_bytes: Cell<usize>,
     /// Bytes that the driver still has of connections that ended.
     returning_bytes: Cell<usize>,
-    /// Something is asked that a turn looks at as it ends: a service came to hold more for a connection since the turn began, a
-    /// deadline changed, or a call came into the line.
+    /// A request waits for the end of the turn: a service came to hold more for a connection since
+    /// the turn began, a deadline changed, or a call joined the line.
     has_asked: Cell<bool>,
     service_grew: Cell<bool>,
     spare_batches_max: usize,
@@ -107,7 +111,7 @@ pub struct ShardShared {
     release: Cell<fn(Bytes)>,
     /// False while receive memory is short.
     lend: Cell<bool>,
-    /// What peers sent and took while the shard was away may wait in the kernel.
+    /// Bytes that peers sent and took while the shard was away may wait in the kernel.
     is_behind: Cell<bool>,
     draining: Cell<bool>,
     channels: ChannelTable,
@@ -124,7 +128,7 @@ struct Queues {
     // Boxed because it travels through operations and completions as one word.
     #[allow(clippy::vec_box)]
     spare: Vec<Box<Batch>>,
-    /// The same of those with more room, and how much that is.
+    /// Kept batches with more room, and the sum of that.
     #[allow(clippy::vec_box)]
     large: Vec<Box<Batch>>,
     large_bytes: usize,
@@ -132,7 +136,7 @@ struct Queues {
     on_dirty: Option<Waker>,
 }
 
-/// Whether the shard, which may sleep, has to hear of a dirty connection.
+/// Whether the shard, which may sleep, has to be informed of a dirty connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wakes {
     No,
@@ -244,7 +248,7 @@ impl ShardShared {
         self.has_asked.get()
     }
 
-    /// All of it was looked at, but for what is asked still.
+    /// Notes that all requests were looked at, except those that are still open.
     pub(crate) fn looked(&self) {
         self.has_asked.set(self.asks());
     }
@@ -273,7 +277,8 @@ impl ShardShared {
         }
     }
 
-    /// User code sets the deadline of a connection, or takes it away. False if the system has no memory to note it.
+    /// Notes that user code sets the deadline of a connection, or takes it away. False if the
+    /// system has no memory for the note.
     pub(crate) fn change_deadline(&self, id: ConnId, time: Option<Duration>) -> bool {
         self.has_asked.set(true);
         self.deadlines.change(id, time)
@@ -314,7 +319,8 @@ impl ShardShared {
         self.fits(bytes) && self.line.is_empty()
     }
 
-    /// Bytes that have to be given back until all fits that the line was last looked at for.
+    /// Bytes that have to be given back until everything fits for which the line was last looked
+    /// at.
     pub(crate) fn missing_bytes(&self) -> usize {
         (self.held_bytes() + self.line.looked_for.get()).saturating_sub(self.reservable_bytes())
     }
@@ -335,9 +341,9 @@ impl ShardShared {
         self.draining.get()
     }
 
-    /// From now on this one is woken when user code did something that the state machine has to look at, at least if it is
-    /// the first such thing since [`Shard::end`](crate::Shard::end): for a shard whose user code also runs outside
-    /// of its turns.
+    /// Sets the waker that is woken when user code did something that the state machine has to look
+    /// at, at least if it is the first such thing since [`Shard::end`](crate::Shard::end): for a
+    /// shard whose user code also runs outside of its turns.
     pub fn wake_when_dirty(&self, waker: Waker) {
         self.queues.borrow_mut().on_dirty = Some(waker);
     }
@@ -353,7 +359,8 @@ impl ShardShared {
         self.draining.set(true);
     }
 
-    /// True if what peers sent and took while the shard was away may wait in the kernel: no time limit is judged meanwhile.
+    /// True if bytes that peers sent and took while the shard was away may wait in the kernel: no
+    /// time limit is judged meanwhile.
     pub fn is_behind(&self) -> bool {
         self.is_behind.get()
     }
@@ -372,13 +379,13 @@ impl ShardShared {
         self.lend.get()
     }
 
-    /// A connection holds `bytes` more.
+    /// Adds `bytes` to what connections hold.
     #[inline]
     pub(crate) fn hold(&self, bytes: usize) {
         self.held_bytes.set(self.held_bytes.get() + bytes);
     }
 
-    /// A connection holds `bytes` less.
+    /// Takes `bytes` from what connections hold.
     #[inline]
     pub(crate) fn release(&self, bytes: usize) {
         self.held_bytes.set(self.held_bytes.get() - bytes);
@@ -403,29 +410,30 @@ impl ShardShared {
         self.returning_bytes.get()
     }
 
-    /// The driver has `bytes` more of them.
+    /// Adds `bytes` to those that the driver still has.
     pub(crate) fn add_returning(&self, bytes: usize) {
         self.returning_bytes.set(self.returning_bytes.get() + bytes);
     }
 
-    /// It gave `bytes` of them back.
+    /// Notes that the driver gave `bytes` of them back.
     pub(crate) fn remove_returning(&self, bytes: usize) {
         self.returning_bytes.set(self.returning_bytes.get() - bytes);
     }
 
-    /// Memory of all connections: what they hold, and what the driver still has of those that ended.
+    /// Memory of all connections: what they hold, and what the driver still has of those that
+    /// ended.
     #[inline]
     pub(crate) fn memory_bytes(&self) -> usize {
         self.memory().bytes()
     }
 
-    /// The same apart.
+    /// Both sums of that memory, apart.
     #[inline]
     pub(crate) fn memory(&self) -> Memory {
         Memory { held: self.held_bytes.get(), returning: self.returning_bytes.get() }
     }
 
-    /// A service holds `bytes` for a connection for which it held `before`.
+    /// Notes that a service holds `bytes` for a connection for which it held `before`.
     pub(crate) fn set_service_bytes(&self, before: usize, bytes: usize) {
         self.release(before);
         self.hold(bytes);
@@ -449,7 +457,8 @@ impl ShardShared {
         core::mem::swap(&mut self.queues.borrow_mut().dirty, with);
     }
 
-    /// An empty batch for a connection, which becomes dirty if it is not `listed`. `None` if the system has no memory for one.
+    /// An empty batch for a connection, which becomes dirty if it is not `listed`. `None` if the
+    /// system has no memory for one.
     #[inline(always)]
     pub(crate) fn begin_batch(&self, id: ConnId, listed: bool) -> Option<(Box<Batch>, Wakes)> {
         let mut queues = self.queues.borrow_mut();
@@ -470,7 +479,7 @@ impl ShardShared {
         self.recycle_here(batch);
     }
 
-    /// The same where it comes with each reply.
+    /// An empty batch for a connection, on the path that each reply takes.
     #[inline(always)]
     pub(crate) fn recycle_here(&self, mut batch: Box<Batch>) {
         // Leases are dropped before the queues are borrowed.
@@ -483,7 +492,8 @@ impl ShardShared {
         }
     }
 
-    /// A block that grew is grown again at the price of a copy and of a page fault for each 4 KiB, so it is kept.
+    /// A block that grew would grow again at the price of a copy and of a page fault for each 4
+    /// KiB, so it is kept.
     #[cold]
     fn recycle_large(&self, batch: Box<Batch>) {
         let mut queues = self.queues.borrow_mut();
@@ -502,20 +512,20 @@ impl ShardShared {
         Some(batch)
     }
 
-    /// Owned bytes that left are dropped by `release` from now on, since their owner is user code, which may panic. To be called
-    /// before the first reply.
+    /// Sets the function that drops owned bytes once they left: their owner is user code, which may
+    /// panic. To be called before the first reply.
     pub fn release_owned_by(&self, release: fn(Bytes)) {
         self.release.set(release);
     }
 
-    /// Bytes of room in batches that are kept.
+    /// Bytes of room in kept batches.
     #[cfg(test)]
     pub(crate) fn kept_bytes(&self) -> usize {
         let queues = self.queues.borrow();
         queues.spare.iter().chain(&queues.large).map(|batch| batch.room()).sum()
     }
 
-    /// Frees the batches that are kept.
+    /// Frees the kept batches.
     pub(crate) fn drop_spare(&self) {
         let mut queues = self.queues.borrow_mut();
         (queues.spare, queues.large, queues.large_bytes) = (Vec::new(), Vec::new(), 0);

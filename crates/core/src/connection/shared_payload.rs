@@ -11,11 +11,11 @@ use super::shared::LaneShared;
 use crate::Batch;
 use crate::bytes::{Outbox, Payload};
 
-/// A payload for many connections of a shard. It is encoded for the first connection of a service, and not again: each further
-/// connection gets a copy of that frame, or from 32 KiB on shares it.
+/// A payload for many connections of a shard. It is encoded once, for the first connection of a
+/// service: each further connection gets a copy of that frame, or from 32 KiB on shares it.
 pub struct SharedPayload {
     payload: Bytes,
-    /// The frame for each lane that sent it, `None` if it has no frame there. Mostly one lane.
+    /// The frame for each lane that sent it, `None` if it has no frame there. Usually one lane.
     wires: RefCell<Vec<(Rc<LaneShared>, Option<Bytes>)>>,
 }
 
@@ -30,8 +30,8 @@ impl SharedPayload {
         &self.payload
     }
 
-    /// The frame for connections of `lane`. `None` if the payload has no frame there, or the system no memory for it: `out` is
-    /// refused then.
+    /// The frame for connections of `lane`. `None` if the payload has no frame there, or if the
+    /// system has no memory for it: `out` is refused then.
     pub(crate) fn wire_for(&self, lane: &Rc<LaneShared>, out: &mut Outbox<'_>) -> Option<Bytes> {
         let known = |wires: &[(Rc<LaneShared>, Option<Bytes>)]| {
             wires.iter().find(|(of, _)| Rc::ptr_eq(of, lane)).map(|(_, wire)| wire.clone())

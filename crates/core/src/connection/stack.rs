@@ -16,8 +16,8 @@ use ringserve_buf::{LeaseMut, try_box};
 use super::transport::{Transport, TransportConn, TransportError, TransportEvent};
 use crate::{Batch, CloseReason};
 
-/// A transport whose bytes go through another one, as WebSocket's through TLS. Its handshake is both, one after the other, and
-/// [what they found out](facts_as) is asked for as that of one.
+/// A transport whose bytes go through another one, as WebSocket's through TLS. Its handshake is
+/// both handshakes, one after the other, and [their facts](facts_as) are looked up as those of one.
 pub struct Stack {
     lower: Rc<dyn Transport>,
     upper: Rc<dyn Transport>,
@@ -47,13 +47,13 @@ impl Transport for Stack {
     }
 }
 
-/// What the handshakes of two transports found out.
+/// Facts from the handshakes of two transports.
 struct Both {
     lower: Option<Rc<dyn Any>>,
     upper: Option<Rc<dyn Any>>,
 }
 
-/// What a transport found out of a connection, if that is a `T`; of a [`Stack`], what either did.
+/// Facts of a connection's transport, if their type is `T`; of a [`Stack`], those of either.
 pub fn facts_as<T: 'static>(facts: Rc<dyn Any>) -> Option<Rc<T>> {
     match facts.downcast::<Both>() {
         Ok(both) => {
@@ -67,15 +67,15 @@ pub fn facts_as<T: 'static>(facts: Rc<dyn Any>) -> Option<Rc<T>> {
 struct StackChannel {
     lower: Box<dyn TransportConn>,
     upper: Upper,
-    /// What the lower one made clear and the upper one has not taken.
+    /// Plain bytes of the lower one that the upper one has not taken.
     plain: LeaseMut,
-    /// The upper one has not said that it wants more.
+    /// The upper one has not asked for more.
     has_more: bool,
-    /// What is to be sealed next was wrapped by the upper one.
+    /// The bytes to be sealed next were wrapped by the upper one.
     is_wrapped: bool,
     /// The handshakes of both are done.
     is_ready: bool,
-    /// The lower one said its last word.
+    /// The lower one sent its closing message.
     is_finished: bool,
 }
 
@@ -102,7 +102,7 @@ impl StackChannel {
         }
     }
 
-    /// Seals what the upper channel said.
+    /// Seals bytes that the upper channel sends by itself.
     fn say(&mut self, said: &[u8], out: &mut Vec<u8>) -> Result<(), TransportError> {
         if said.is_empty() || self.is_finished {
             return Ok(());
@@ -121,7 +121,7 @@ impl StackChannel {
         }
     }
 
-    /// The handshake of the lower one is done.
+    /// Begins the upper handshake once the lower one is done.
     fn begin_upper(&mut self, out: &mut Vec<u8>) -> Result<(), TransportError> {
         let Upper::Awaits(transport) = &self.upper else { return Ok(()) };
         let mut said = Vec::new();
@@ -130,27 +130,27 @@ impl StackChannel {
         self.say(&said, out)
     }
 
-    /// What the upper one makes of what the lower one made clear. `None` if it wants more.
+    /// Decodes plain bytes of the lower one with the upper one. `None` if it needs more.
     fn open_upper(&mut self, out: &mut Vec<u8>) -> Result<Option<TransportEvent>, TransportError> {
         let mut said = Vec::new();
         let Upper::Begun(upper) = &mut self.upper else { return Ok(None) };
         let mut unsealed = upper.decode(&mut self.plain, &mut said);
         while matches!(unsealed, TransportEvent::Work) {
-            // Its steps are done at once: those that cost much are the lower one's.
+            // Its steps are done at once: expensive ones occur only in the lower one.
             unsealed = upper.work(&mut said);
         }
         self.say(&said, out)?;
         self.has_more = !matches!(unsealed, TransportEvent::More);
         self.is_ready |= matches!(unsealed, TransportEvent::Ready);
         if let TransportEvent::Fault(TransportError(reason)) = unsealed {
-            // Behind the last words of the upper one.
+            // After the closing message of the upper one.
             self.lower.on_close(reason);
             self.finish_lower(out);
         }
         Ok(Some(unsealed).filter(|_| self.has_more))
     }
 
-    /// Goes on with what the lower one answered, if it was asked.
+    /// Goes on with the lower one's answer, if it was asked.
     fn go_on(
         &mut self,
         mut answered: Option<TransportEvent>,
@@ -212,7 +212,7 @@ impl TransportConn for StackChannel {
         if let Some(upper) = self.upper_mut() {
             upper.write_control(&mut said);
         }
-        // Where nothing can be sealed any more, what is sealed next says so.
+        // If nothing can be sealed any longer, the next seal reports it.
         let _ = self.say(&said, out);
     }
 

@@ -1,8 +1,10 @@
-//! What may stand between a socket and the framing of its connections: encryption, or another layer that changes bytes.
+//! The layer between a socket and the framing of its connections: encryption, or another one that
+//! changes bytes.
 //!
-//! A listener has a [`Transport`] or none; each of its connections has a [`TransportConn`] then. A channel calls no kernel: received
-//! bytes go in, plain bytes and bytes to send come out. It should read no clock but in its handshake, as TLS does for the dates of
-//! certificates. A connection without one costs nothing for there being channels.
+//! A listener has a [`Transport`] or none; each of its connections has a [`TransportConn`] then. A
+//! channel makes no system calls: received bytes go in, plain bytes and bytes to send come out. It
+//! should read no clock except in its handshake, as TLS does for the dates of certificates.
+//! Connections without a channel pay nothing for the feature.
 //!
 //! ```text
 //!   begin ──▶ open, work .. ──▶ Ready ──▶ the service's open ──▶ open, seal .. ──▶ finish
@@ -20,74 +22,86 @@ use ringserve_buf::LeaseMut;
 use crate::tables::Chunked;
 use crate::{Batch, CloseReason, ConnId};
 
-/// What the connections of a listener have in common. One value a shard.
+/// State that the connections of a listener have in common. One value per shard.
 pub trait Transport: 'static {
-    /// A connection begins. What is said before the peer says anything is appended to `out`. `None` if the system has no memory for
-    /// a channel.
+    /// Begins a connection. Bytes to send before the peer sends any are appended to `out`. `None`
+    /// if the system has no memory for a channel.
     fn begin(&self, out: &mut Vec<u8>) -> Option<Box<dyn TransportConn>>;
 }
 
 /// One connection's state of a [`Transport`].
 ///
-/// What a method appends to `out` leaves in the order in which it was appended, also behind a fault.
+/// Bytes that methods append to `out` are sent in the order in which they were appended, also after
+/// a fault.
 #[doc(alias = "Channel")]
 pub trait TransportConn: 'static {
-    /// Takes bytes from the front of `wire`, as far as one record goes, and says what came of them. It is called again until it
-    /// answers [`More`](TransportEvent::More), which it does only once `wire` is empty: the start of a record is the channel's to keep.
-    /// With an empty `wire` it goes on with what it keeps. Bytes that come while [`work`](TransportConn::work) is awaited are handed in
-    /// as ever, and answered with [`Work`](TransportEvent::Work) again.
+    /// Takes bytes from the front of `wire`, up to the end of one record, and returns the result.
+    /// It is called again until it answers [`More`](TransportEvent::More), which it does only once
+    /// `wire` is empty: the channel keeps the start of an unfinished record. With an empty `wire`
+    /// it goes on with what it keeps. Bytes that come while [`work`](TransportConn::work) is
+    /// awaited are passed in as usual, and answered with [`Work`](TransportEvent::Work) again.
     fn decode(&mut self, wire: &mut LeaseMut, out: &mut Vec<u8>) -> TransportEvent;
 
-    /// Does the step for which [`decode`](TransportConn::decode) answered [`Work`](TransportEvent::Work). It is asked for between turns, at most one
-    /// connection at a time, when the shard has time for a step that costs as much as hundreds of frames.
+    /// Does the step for which [`decode`](TransportConn::decode) answered
+    /// [`Work`](TransportEvent::Work). It is called between turns, for at most one connection at a
+    /// time, when the shard has time for a step that costs as much as hundreds of frames.
     fn work(&mut self, out: &mut Vec<u8>) -> TransportEvent;
 
-    /// Puts into `plain`, [before](Batch::prepend) all else, what a peer needs to read it, and answers true if it leaves as it is
-    /// then, without a copy. Called before [`encode`](TransportConn::encode), which is called if the answer is false; `plain` is not changed
-    /// then, unless that is of avail to `encode`. By default it is false.
+    /// Puts into `plain`, [before](Batch::prepend) all else, what a peer needs to read it, and
+    /// returns true if the batch can be sent as it is then, without a copy. Called before
+    /// [`encode`](TransportConn::encode), which is called if the answer is false; `plain` is not
+    /// changed then, unless that helps `encode`. By default it is false.
     fn encode_in_place(&mut self, plain: &mut Batch) -> bool {
         let _ = plain;
         false
     }
 
-    /// Nothing was sent for a second or more, so that what is [sealed](TransportConn::encode) next, at once, is the start of an answer.
+    /// Notes that nothing was sent for a second or more, so that what is
+    /// [sealed](TransportConn::encode) next, at once, is the start of an answer.
     fn on_send_pause(&mut self) {}
 
-    /// Appends `plain`, sealed, to `out`. Called once for what leaves in one send, and never again for the same bytes.
+    /// Appends `plain`, sealed, to `out`. Called once for each send, and never again for the same
+    /// bytes.
     ///
     /// # Errors
-    /// Where nothing more can be sent. The connection is closed with the fault's reason, once `out` has left.
+    /// If nothing more can be sent. The connection is closed with the fault's reason, once `out`
+    /// was sent.
     fn encode(&mut self, plain: &Batch, out: &mut Vec<u8>) -> Result<(), TransportError>;
 
-    /// Appends what it has to say by itself, once it has answered [`Speaks`](TransportEvent::Speaks) or [asks](TransportConn::on_heartbeat), and
-    /// nothing is in flight. So what is owed again and again is said once, however slowly the peer takes it.
+    /// Appends bytes that it sends by itself, once it has answered
+    /// [`Speaks`](TransportEvent::Speaks) or [asks](TransportConn::on_heartbeat), and nothing is in
+    /// flight. So a message that becomes due several times is sent once, however slowly the peer
+    /// takes it.
     fn write_control(&mut self, out: &mut Vec<u8>) {
         let _ = out;
     }
 
-    /// The peer was silent for [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval): true if the channel will ask for a
-    /// sign of life when it [speaks](TransportConn::write_control), as it is about to. By default the service is asked to.
+    /// Returns true if the channel will ask the peer, which was silent for
+    /// [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval), for a sign of life in the
+    /// [call](TransportConn::write_control) that follows. By default the service is asked to do so.
     fn on_heartbeat(&mut self) -> bool {
         false
     }
 
-    /// The connection ends for this reason. Called before [`finish`](TransportConn::finish), which may tell the peer; not where only writing
+    /// Notes the reason for which the connection ends. Called before
+    /// [`finish`](TransportConn::finish), which may send it to the peer; not called if only writing
     /// ends.
     fn on_close(&mut self, reason: CloseReason) {
         let _ = reason;
     }
 
-    /// Appends what tells the peer that nothing more will come. Called once at most, behind all replies, and only of a channel
-    /// that was [`Ready`](TransportEvent::Ready) and has answered no fault.
+    /// Appends the message that nothing more will come. Called once at most, after all replies, and
+    /// only for a channel that was [`Ready`](TransportEvent::Ready) and has answered no fault.
     fn finish(&mut self, out: &mut Vec<u8>);
 
-    /// Bytes of memory that grow with what the peer sends: of an unfinished record or handshake message. They count as held by the
-    /// connection. What each channel costs does not.
+    /// Bytes of memory that grow with what the peer sends: of an unfinished record or handshake
+    /// message. They count as held by the connection. The fixed cost of each channel does not.
     fn held_bytes(&self) -> usize;
 
-    /// Bytes of memory that the peer's handshake takes as long as the connection, as what a long request says, beyond what each
-    /// channel costs: they count as held by the connection. Asked for once, when it is [`Ready`](TransportEvent::Ready). To count them takes
-    /// some 60 bytes, so fewer than that are best left out. By default there are none.
+    /// Bytes of memory that the peer's handshake occupies as long as the connection lasts, such as
+    /// the fields of a long request, beyond the fixed cost of each channel: they count as held by
+    /// the connection. Asked for once, when it is [`Ready`](TransportEvent::Ready). To count them
+    /// takes about 60 bytes, so fewer than that are best left out. By default there are none.
     fn kept_bytes(&self) -> usize {
         0
     }
@@ -95,33 +109,36 @@ pub trait TransportConn: 'static {
     /// True if a record began and has not ended, so that a peer that ends now has been cut off.
     fn is_mid_record(&self) -> bool;
 
-    /// True if [`decode`](TransportConn::decode) would answer [`More`](TransportEvent::More) to an empty `wire`, with nothing
-    /// [held](TransportConn::held_bytes) and [no record under way](TransportConn::is_mid_record): it need not be asked then. By default it is asked.
+    /// True if [`decode`](TransportConn::decode) would answer [`More`](TransportEvent::More) to an
+    /// empty `wire`, with nothing [held](TransportConn::held_bytes) and [no unfinished
+    /// record](TransportConn::is_mid_record): it need not be called then. By default it is called.
     fn wants_more(&self) -> bool {
         false
     }
 
-    /// The peer sent FIN behind a whole record, or [said](TransportEvent::Closed) that nothing more would come: the reason if that is a
-    /// fault, since it had to say so and did not, or was in the middle of something.
+    /// The reason if the end of the input is a fault: the peer sent FIN after a whole record, or
+    /// [announced](TransportEvent::Closed) that nothing more would come, but had to announce it and
+    /// did not, or was in the middle of something.
     fn eof_error(&self) -> Option<CloseReason> {
         None
     }
 
-    /// What the handshake found out, once it is [`Ready`](TransportEvent::Ready): a service may ask for it by its type. Asked for once, and
-    /// kept as long as the connection.
+    /// Facts from the handshake, once it is [`Ready`](TransportEvent::Ready): a service may ask for
+    /// them by their type. Asked for once, and kept as long as the connection.
     fn info(&self) -> Option<Rc<dyn Any>> {
         None
     }
 
-    /// The same where [`info`](TransportConn::info) are none, for what is made only once a service asks, so that a connection whose
-    /// service never does has no memory for it. Asked for as often as services do, and once more before the channel is dropped;
-    /// what is answered is best the same each time. None before it is [`Ready`](TransportEvent::Ready). A panic is one of the service.
+    /// Facts made only when a service asks, if [`info`](TransportConn::info) has none, so that a
+    /// connection whose service never asks has no memory for them. Called whenever a service asks,
+    /// and once more before the channel is dropped; the answer should be the same each time. `None`
+    /// before it is [`Ready`](TransportEvent::Ready). A panic counts as the service's.
     fn info_on_demand(&self) -> Option<Rc<dyn Any>> {
         None
     }
 }
 
-/// What [`TransportConn::decode`] made of received bytes.
+/// The result of [`TransportConn::decode`].
 #[derive(Debug)]
 #[doc(alias = "Unsealed")]
 pub enum TransportEvent {
@@ -129,32 +146,31 @@ pub enum TransportEvent {
     Plain(LeaseMut),
     /// Nothing yet: more must come.
     More,
-    /// The handshake is done: the service is asked. Once.
+    /// The handshake is done: now the service is asked. Occurs once.
     Ready,
-    /// [`TransportConn::work`] is to be called. What `wire` held was taken.
+    /// [`TransportConn::work`] must be called. The content of `wire` was taken.
     Work,
-    /// [`TransportConn::write_control`] is to be called, as soon as nothing is in flight. Only after [`Ready`](TransportEvent::Ready). Meanwhile it goes on.
+    /// [`TransportConn::write_control`] must be called as soon as nothing is in flight. Only after
+    /// [`Ready`](TransportEvent::Ready). Decoding goes on meanwhile.
     Speaks,
-    /// The peer said that nothing more will come. What `wire` still holds is ignored.
+    /// The peer announced that nothing more will come. The rest of `wire` is ignored.
     Closed,
-    /// The peer broke the rules: the connection is closed once `out` has left.
+    /// The peer broke the rules: the connection is closed once `out` was sent.
     Fault(TransportError),
 }
 
-/// Why a [`TransportConn`] cannot go on. What tells the peer is in `out`.
+/// The reason why a [`TransportConn`] cannot go on. The message for the peer is in `out`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[doc(alias = "Fault")]
 pub struct TransportError(pub CloseReason);
 
 /// The channels of a shard's connections, by slot. Without memory until there is one.
-///
-/// One that is called is taken out as long as that lasts, so that others' code which it calls may ask for the facts of others.
 #[derive(Default)]
 pub(crate) struct ChannelTable {
     entries: RefCell<Chunked<Cell<Option<Entry>>>>,
 }
 
-/// The connection that a channel is of, and the channel.
+/// A channel, and the connection to which it belongs.
 type Entry = (ConnId, Box<dyn TransportConn>);
 
 impl ChannelTable {
@@ -183,7 +199,7 @@ impl ChannelTable {
         }
     }
 
-    /// Any one, from the slot `from` on, with the next slot.
+    /// Any channel, from the slot `from` on, with the next slot.
     pub(crate) fn take_any(&self, from: u32) -> Option<(u32, Box<dyn TransportConn>)> {
         let entries = self.entries.borrow();
         // At most `SLOTS_MAX`.
@@ -191,10 +207,10 @@ impl ChannelTable {
         slots.find_map(|slot| Some((slot + 1, entries.get(slot)?.take()?.1)))
     }
 
-    /// Calls a connection's channel, if it is there. It stays if that panics.
+    /// Calls a connection's channel, if it is there. It stays there if the call panics.
     #[inline]
     pub(crate) fn ask<T>(&self, id: ConnId, call: impl FnOnce(&mut dyn TransportConn) -> T) -> Option<T> {
-        // Borrowed as long as the call lasts, which may look for others, and makes no room for any.
+        // Borrowed during the call, which may look for others, and makes no room for any.
         let entries = self.entries.borrow();
         let place = entries.get(id.slot())?;
         let mut taken = BorrowedConn { place, entry: place.take() };
@@ -215,7 +231,7 @@ impl ChannelTable {
         self.ask(id, |_| ()).is_some()
     }
 
-    /// How many connections have a channel.
+    /// The number of connections with a channel.
     pub(crate) fn count(&self) -> usize {
         let is_some = |place: &&Cell<Option<Entry>>| {
             let entry = place.take();
@@ -227,7 +243,7 @@ impl ChannelTable {
     }
 }
 
-/// A channel that is called, until it is put back.
+/// A channel that is taken out for a call, until it is put back.
 struct BorrowedConn<'a> {
     place: &'a Cell<Option<Entry>>,
     entry: Option<Entry>,
@@ -240,23 +256,24 @@ impl Drop for BorrowedConn<'_> {
     }
 }
 
-/// What the handshakes of a lane's connections found out, by slot. Holds no memory until there is something.
+/// Facts from the handshakes of a lane's connections, by slot. Holds no memory until there are
+/// some.
 #[derive(Default)]
 pub(crate) struct Facts {
     entries: RefCell<Chunked<Option<Fact>>>,
 }
 
-/// The connection that the rest is of, and what is known of it.
+/// The facts of a connection, and its id.
 type Fact = (ConnId, Rc<dyn Any>);
 
 impl Facts {
-    /// Keeps what was found out of a connection. False if the system has no memory for it.
+    /// Keeps facts of a connection. False if the system has no memory for them.
     pub(crate) fn keep(&self, id: ConnId, facts: Rc<dyn Any>) -> bool {
         let mut entries = self.entries.borrow_mut();
         let Some(entry) = entries.entry(id.slot()) else { return false };
         let before = entry.replace((id, facts));
         drop(entries);
-        // Its drop is another's code.
+        // Its drop runs others' code.
         drop(before);
         true
     }
@@ -267,7 +284,7 @@ impl Facts {
         (*of == id).then(|| facts.clone())
     }
 
-    /// The connection is gone.
+    /// Forgets a connection that is gone.
     pub(crate) fn forget(&self, id: ConnId) {
         let mut entries = self.entries.borrow_mut();
         let is_its = |entry: &mut Fact| entry.0 == id;

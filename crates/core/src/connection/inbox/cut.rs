@@ -1,6 +1,7 @@
 //! Frames cut off the front of received bytes, without a copy.
 //!
-//! A framing says where a frame lies; what it said is believed only if that is within what it was shown.
+//! A framing reports where a frame lies; its answer is accepted only if the frame is within the
+//! bytes that it was shown.
 
 use ringserve_buf::Lease;
 
@@ -20,7 +21,8 @@ pub(crate) enum Found<H = ()> {
     NoMemory,
 }
 
-/// Has a framing look for a frame. What it makes of the connection's state is kept with one.
+/// Asks a framing to look for a frame. Changes that it makes to the connection's state are kept
+/// only with a frame.
 #[inline(always)]
 pub(crate) fn cut_at<F: TypedFraming>(
     framing: &F,
@@ -36,7 +38,7 @@ pub(crate) fn cut_at<F: TypedFraming>(
     found
 }
 
-/// What a framing said that did not find a whole frame, or none that there can be.
+/// The answer of a framing that found no whole frame, or bytes that can never become one.
 pub(crate) type Uncut<H> = Result<Cut<H>, FrameError>;
 
 /// Cuts a frame off the front of `lease`, without copying.
@@ -53,7 +55,8 @@ pub(crate) fn cut<F: TypedFraming>(
     }
 }
 
-/// The same. Otherwise it returns what the framing said, for [`not_whole`].
+/// Cuts a whole frame off the front of `lease`. Otherwise returns the framing's answer, for
+/// [`not_whole`].
 #[inline(always)]
 pub(crate) fn cut_whole<F: TypedFraming>(
     framing: &F,
@@ -70,7 +73,8 @@ pub(crate) fn cut_whole<F: TypedFraming>(
     }
 }
 
-/// What [`cut_whole`] found instead of a frame in the same lease: a piece of one is cut off.
+/// The result of [`cut_whole`] where it is not a frame in the same lease: a piece of one is cut
+/// off.
 #[cold]
 pub(crate) fn not_whole<H>(uncut: Uncut<H>, lease: &mut Lease, frame_bytes_max: usize) -> Found<H> {
     let seen = lease.len().min(frame_bytes_max);
@@ -84,7 +88,7 @@ pub(crate) fn not_whole<H>(uncut: Uncut<H>, lease: &mut Lease, frame_bytes_max: 
     }
 }
 
-/// A framing that says so would loop, or read other bytes than its own.
+/// The error of a framing with an impossible answer: it would loop, or read bytes beyond its own.
 pub(crate) const UNSOUND: FrameError =
     FrameError::Malformed("the framing named a frame outside of the bytes it was given");
 
@@ -93,7 +97,7 @@ pub(crate) fn is_sound(skip: usize, len: usize, consumed: usize, seen: usize) ->
     consumed > 0 && consumed <= seen && skip.checked_add(len).is_some_and(|end| end <= consumed)
 }
 
-/// A frame of which `have` bytes are there lacks `missing`.
+/// The result for a frame of which `have` bytes have arrived and `missing` have not.
 pub(crate) fn more<H>(have: usize, missing: usize, max: usize) -> Found<H> {
     let missing = missing.max(1);
     if missing > max.saturating_sub(have) {

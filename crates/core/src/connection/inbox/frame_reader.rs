@@ -8,8 +8,8 @@ use crate::Frame;
 use crate::framing::{FrameError, Framing, FramingState};
 use crate::time::Stamp;
 
-/// Cuts frames off bytes as they come, by the same rules as a shard: a frame that lies in one lease is not copied, and one that
-/// spans leases is copied once.
+/// Cuts frames off received bytes, by the same rules as a shard: a frame that lies in one lease is
+/// not copied, and one that spans leases is copied once.
 #[derive(Debug, Default)]
 pub struct FrameReader {
     inbox: Inbox,
@@ -18,15 +18,15 @@ pub struct FrameReader {
 /// Why there is no frame.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ReadError {
-    /// The bytes are none, or too many.
+    /// The bytes can never become a frame, or are too many.
     Frame(FrameError),
     /// The system has no memory for the start of a frame.
     NoMemory,
 }
 
 impl FrameReader {
-    /// Takes a frame off the front of `bytes`. If there is no whole one, all of `bytes` is taken and kept for the next call. After
-    /// an error nothing more can be read.
+    /// Takes a frame off the front of `bytes`. If there is no whole one, all of `bytes` is taken
+    /// and kept for the next call. After an error nothing more can be read.
     ///
     /// # Errors
     /// The framing's, and where a frame is larger than `frame_bytes_max`.

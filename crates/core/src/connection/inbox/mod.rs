@@ -9,9 +9,10 @@
 //!                                       such a one
 //! ```
 //!
-//! A connection that waits for its peer between two frames has no inbox at all. Frames that lie within one
-//! lease are handed out without a copy; a frame that spans leases is put together in `partial` and copied once. Of a large one
-//! only the start is: the driver has `partial` then, and receives the rest straight into it.
+//! A connection that waits for its peer between two frames has no inbox at all. Frames that lie
+//! within one lease are handed out without a copy; a frame that spans leases is put together in
+//! `partial` and copied once. Of a large one only the start is copied: the driver has `partial`
+//! then, and receives the rest straight into it.
 // May use: no other room.
 // Begin with: `Inbox`; `cut.rs` finds the frames.
 
@@ -33,50 +34,55 @@ pub(crate) use cut::{Found, Uncut, cut, cut_whole, not_whole};
 use cut::{UNSOUND, cut_at, is_sound, more};
 pub use frame_reader::{FrameReader, ReadError};
 
-/// How much is added to an unfinished frame before it is looked at again, where the framing cannot tell what
-/// is missing. What turns out to belong to the next frame is given back, so this bounds what is copied in vain.
+/// Bytes added to an unfinished frame before the next look at it, if the framing cannot tell how
+/// many are missing. Bytes that turn out to belong to the next frame are given back, so this bounds
+/// what is copied in vain.
 const STEP_BYTES: usize = 1024;
 
-/// Room made for a receive straight into a frame, at least: as much as comes by a receive buffer.
+/// The least room made for a receive straight into a frame: as much as one receive buffer brings.
 const ROOM_BYTES_MIN: usize = 16 * 1024;
 
-/// Bytes of one receive straight into a frame, at most: what a turn takes from a driver, so that one peer does not hold up others.
+/// The most bytes of one receive straight into a frame: as much as a turn takes from a driver, so
+/// that one peer does not hold up others.
 const INTO_BYTES_MAX: usize = 1 << 20;
 
 /// Received bytes of a connection that are not frames yet.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     partial: Block,
-    /// Bytes of `partial` the framing has seen.
+    /// Bytes of `partial` that the framing has seen.
     scanned: usize,
-    /// At least as many bytes are missing from the frame in `partial`; 0 once all of them came straight into it, and no framing
-    /// has looked since.
+    /// At least this many bytes are missing from the frame in `partial`; 0 once all of them came
+    /// straight into it, and no framing has looked since.
     missing: usize,
-    /// Bytes of memory of `partial`, and how many are filled, while the driver has it to receive into.
+    /// Bytes of memory of `partial`, and how many are filled, while the driver has it to receive
+    /// into.
     away: Option<(usize, usize)>,
-    /// Some pieces of a frame were handed out, and not its last.
+    /// Some pieces of a frame were handed out, but not the last one.
     in_pieces: bool,
     /// The connection's channel waits for the rest of a record, and holds this many bytes of it.
     record: Option<usize>,
     rest: Lease,
-    /// Leases that came while the service was busy, and copies of smaller ones that came before another of these. A lease that
-    /// fills half of its buffer or more pins about as much as a copy would take.
+    /// Leases that came while the service was busy, and copies of smaller ones that came before
+    /// such a lease. A lease that fills half of its buffer or more pins about as much as a copy
+    /// would take.
     full: VecDeque<Lease>,
     full_bytes: usize,
     /// Bytes that they pin.
     full_pinned: usize,
-    /// A copy of what came behind them.
+    /// A copy of the bytes after them.
     backlog: Block,
-    /// When the peer's time for enough of `partial` began, and the bytes that came since.
+    /// The time when the peer's window for enough of `partial` began; the next field counts the
+    /// bytes since.
     pub(crate) window_began: Stamp,
     window_bytes: usize,
-    /// When `partial` began.
+    /// The time when `partial` began.
     pub(crate) partial_began: Stamp,
-    /// The peer sent too fast: since when it waits, and for how many steps.
+    /// Set if the peer sent too fast: the time since which it waits, and for how many steps.
     pub(crate) resumes: Option<(Stamp, u32)>,
 }
 
-/// The system has no memory for what arrived.
+/// The system has no memory for bytes that arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NoMemory;
 
@@ -92,7 +98,7 @@ fn append(to: &mut Vec<u8>, bytes: &[u8]) -> Result<(), NoMemory> {
 }
 
 impl Inbox {
-    /// An empty one, whose copies lie in `blocks`: large frames, and what has to wait.
+    /// An empty inbox, whose copies lie in `blocks`: large frames, and bytes that have to wait.
     pub(crate) fn new(blocks: &Blocks) -> Inbox {
         Inbox { partial: blocks.block(), backlog: blocks.block(), ..Inbox::default() }
     }
@@ -107,12 +113,13 @@ impl Inbox {
         self.has_begun() && self.nothing_waits() && !self.is_ripe()
     }
 
-    /// True if nothing is there but the frame that was begun.
+    /// True if the frame that was begun is all there is.
     fn nothing_waits(&self) -> bool {
         self.rest.is_empty() && self.full.is_empty() && self.backlog.is_empty()
     }
 
-    /// True if a frame or a record began and did not end: bytes of it are there, or were handed out in pieces.
+    /// True if a frame or a record began and did not end: bytes of it are there, or were handed out
+    /// in pieces.
     pub(crate) fn has_begun(&self) -> bool {
         self.in_pieces || self.record.is_some() || self.has_partial()
     }
@@ -122,8 +129,9 @@ impl Inbox {
         self.record.is_some()
     }
 
-    /// The channel holds `held` bytes of a record that did not end, and `came` came since the last look, of which nothing was
-    /// handed on. True if nothing had begun before.
+    /// Notes that the channel holds `held` bytes of an unfinished record, and that `came` bytes
+    /// arrived since the last look, of which nothing was handed on. True if nothing had begun
+    /// before.
     pub(crate) fn note_record(&mut self, held: usize, came: usize, now: Stamp) -> bool {
         let begins = !self.has_begun();
         if begins {
@@ -135,7 +143,7 @@ impl Inbox {
         begins
     }
 
-    /// The record ended.
+    /// Notes the end of the record.
     pub(crate) fn end_record(&mut self) {
         self.record = None;
     }
@@ -170,8 +178,9 @@ impl Inbox {
         self.partial.held_bytes() + away + received
     }
 
-    /// Adds bytes behind all others. They are copied, unless they lie on the heap and nothing is before them, or `keeps` says that
-    /// there are buffers enough, and they fill half of one or more.
+    /// Adds bytes after all others. They are copied, unless they lie on the heap and nothing is
+    /// before them, or `keeps` says that there are enough buffers, and they fill half of one or
+    /// more.
     pub(crate) fn put(&mut self, lease: Lease, keeps: bool) -> Result<(), NoMemory> {
         if !lease.is_pooled() && self.nothing_waits() {
             self.rest = lease;
@@ -200,19 +209,20 @@ impl Inbox {
         Ok(())
     }
 
-    /// Copies bytes behind all others. As much again may follow them.
+    /// Copies bytes after all others. As much again may follow them.
     fn copy(&mut self, bytes: &[u8]) -> Result<(), NoMemory> {
         self.backlog.put(bytes, self.backlog.len().max(bytes.len())).then_some(()).ok_or(NoMemory)
     }
 
-    /// Adds bytes behind all others, so that they lie together with those of other calls of this. For what comes before frames.
+    /// Adds bytes after all others, contiguous with those of earlier calls of this method. For
+    /// bytes that come before frames.
     pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<&[u8], NoMemory> {
         debug_assert!(!self.has_begun() && self.rest.is_empty(), "bytes of frames are there");
         self.copy(bytes)?;
         Ok(&self.backlog)
     }
 
-    /// Puts back what is left of a lease that was being cut, before all bytes but `partial`.
+    /// Puts back the rest of a lease that was being cut, before all bytes except `partial`.
     pub(crate) fn put_back(&mut self, lease: Lease) -> Result<(), NoMemory> {
         debug_assert!(self.rest.is_empty(), "a lease is cut before the next one is taken");
         if lease.is_empty() {
@@ -251,15 +261,16 @@ impl Inbox {
         self.away.map_or(self.partial.len(), |(_, filled)| filled)
     }
 
-    /// Bytes that are missing from the frame that was begun, as far as is known. `None` where they cannot be received straight
-    /// into it: there is no such frame, or there are bytes behind it.
+    /// Bytes that are missing from the frame that was begun, as far as is known. `None` if they
+    /// cannot be received straight into it: there is no such frame, or bytes follow it already.
     pub(crate) fn lacks(&self) -> Option<usize> {
         let first = !self.partial.is_empty() && self.nothing_waits();
         (first && self.missing > 0).then_some(self.missing)
     }
 
-    /// Hands out the start of the frame for the driver to receive into, with room for some of what it [lacks](Inbox::lacks): as
-    /// much as is there already, or one receive buffer; and how many bytes may come.
+    /// Hands out the start of the frame for the driver to receive into, with room for some of what
+    /// it [lacks](Inbox::lacks): as much as is there already, or one receive buffer; and how many
+    /// bytes may come.
     pub(crate) fn send_away(&mut self) -> Result<(Box<Block>, usize), NoMemory> {
         if !self.partial.make_room(self.missing.min(ROOM_BYTES_MIN), self.missing) {
             return Err(NoMemory);
@@ -296,7 +307,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// A piece of `bytes` bytes was handed out, of a frame that goes on.
+    /// Notes that a piece of `bytes` bytes was handed out, of a frame that goes on.
     pub(crate) fn note_piece(&mut self, bytes: usize, now: Stamp) {
         if !self.in_pieces {
             self.in_pieces = true;
@@ -305,13 +316,13 @@ impl Inbox {
         self.window_bytes += bytes;
     }
 
-    /// A frame was handed out whole, or its last piece. True if it was that.
+    /// Notes that a frame was handed out whole, or its last piece. True if it was a last piece.
     pub(crate) fn end_pieces(&mut self) -> bool {
         mem::take(&mut self.in_pieces)
     }
 
-    /// Gives back the bytes of the frame that was begun, with those behind it: `lease`, or what is the next to be taken. They are to
-    /// be looked at from the start.
+    /// Gives back the bytes of the frame that was begun, with those after it: `lease`, or what is
+    /// the next to be taken. They are then looked at from the start.
     pub(crate) fn unbegin(&mut self, lease: Lease) -> Result<Lease, NoMemory> {
         let behind = if lease.is_empty() { mem::take(&mut self.rest) } else { lease };
         let mut bytes = self.partial.take();
@@ -322,13 +333,14 @@ impl Inbox {
         bytes.into_lease().ok_or(NoMemory)
     }
 
-    /// The peer has its time for enough bytes from now on. Returns how many came in the time before.
+    /// Starts the peer's time for enough bytes. Returns how many came in the time before.
     pub(crate) fn begin_window(&mut self, now: Stamp) -> usize {
         self.window_began = now;
         mem::take(&mut self.window_bytes)
     }
 
-    /// Adds to the frame that was begun from the front of `lease`, until it is whole or the lease is empty.
+    /// Adds to the frame that was begun from the front of `lease`, until it is whole or the lease
+    /// is empty.
     pub(crate) fn finish<F: TypedFraming>(
         &mut self,
         framing: &F,
@@ -350,7 +362,7 @@ impl Inbox {
                 return Found::Bad(FrameError::TooLarge { bytes, max: frame_bytes_max });
             };
             let step = self.missing.max(STEP_BYTES).min(lease.len()).min(room);
-            // Where it is not known what is missing, room for as much again.
+            // If it is not known how much is missing: room for as much again.
             let expected = if step > self.missing { before } else { self.missing };
             if !self.partial.put(&lease[..step], expected) {
                 return Found::NoMemory;
@@ -362,8 +374,8 @@ impl Inbox {
                 continue;
             }
             let seen = self.partial.len();
-            // A frame that ends in bytes the framing had passed over before is as unsound as one outside. A piece may end where these
-            // do: what came since may belong to the next one.
+            // A frame that ends within bytes that the framing had passed over before is as unsound
+            // as one outside. A piece may end there: what came since may belong to the next one.
             let ends_soundly =
                 |skip, len, consumed, least| is_sound(skip, len, consumed, seen) && consumed >= least;
             match cut_at(framing, state, &self.partial, self.scanned) {
@@ -398,7 +410,7 @@ impl Inbox {
         Found::More(self.missing)
     }
 
-    /// Looks at the frame that was begun, after what was missing came straight into it.
+    /// Looks at the frame that was begun, after the missing bytes came straight into it.
     #[cold]
     fn check_ripe<F: TypedFraming>(
         &mut self,
@@ -411,7 +423,8 @@ impl Inbox {
             // The limit was lowered since.
             return Found::Bad(FrameError::TooLarge { bytes: seen, max: frame_bytes_max });
         }
-        // A framing that ends it before the bytes that were missing is as unsound as one that ends it behind them.
+        // A framing that ends it before the missing bytes is as unsound as one that ends it after
+        // them.
         let sound = |skip, len, consumed| is_sound(skip, len, consumed, seen) && consumed == seen;
         let (skip, len, head, goes_on) = match cut_at(framing, state, &self.partial, self.scanned) {
             Ok(Cut::Frame { skip, len, consumed, head }) if sound(skip, len, consumed) => {

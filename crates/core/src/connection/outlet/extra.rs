@@ -1,4 +1,5 @@
-//! What few connections have beside their outbox: tasks that wait for room, a gate for other threads, limits and an account.
+//! Fields that few connections need in addition to their outbox: tasks that wait for room, a gate
+//! for other threads, limits and an account.
 
 use alloc::boxed::Box;
 use alloc::rc::Rc;
@@ -19,16 +20,16 @@ use crate::{Account, CloseReason, ConnLimits, LimitError, PeerCredentials, Remot
 pub(super) struct Extra {
     /// Woken when the outbox falls below its low mark.
     ready: Option<Waker>,
-    /// The same for other calls of the connection.
+    /// Wakers of the connection's other calls, woken at the same time.
     more_ready: Vec<Waker>,
     pub(super) gate: Option<Arc<RemoteGate>>,
     /// Bytes that the service holds for it, and those that are reserved for an answer.
     service_bytes: usize,
     reserved_bytes: usize,
-    /// Why user code closes or aborts it, if it says more than that.
+    /// The reason for which user code closes or aborts it, if it gave a specific one.
     pub(super) reason: Option<CloseReason>,
     asked: Option<Box<SocketFacts>>,
-    /// What its channel would answer if it were there.
+    /// The answer that its channel would give if it still existed.
     last_facts: Option<Rc<dyn Any>>,
     limits: Option<Box<OwnLimits>>,
 }
@@ -51,7 +52,7 @@ pub(crate) struct OwnLimits {
 }
 
 impl Outlet {
-    /// What else the kernel was asked for.
+    /// Further facts that the kernel was asked for.
     pub fn asked(&self) -> SocketFacts {
         let extra = self.extra.take();
         let asked = extra.as_ref().and_then(|extra| extra.asked.as_deref().copied());
@@ -59,14 +60,15 @@ impl Outlet {
         asked.unwrap_or_default()
     }
 
-    /// Keeps what the kernel was asked for, if it told something.
+    /// Keeps the kernel's answers, if there were any.
     pub fn set_asked(&self, asked: SocketFacts) {
         if asked != SocketFacts::default() {
             self.with_extra(|extra| extra.asked = Some(Box::new(asked)));
         }
     }
 
-    /// What its PROXY header said beside the client's address, until the connection's slot is another's.
+    /// Facts from its PROXY header in addition to the client's address. They stay until the
+    /// connection's slot is reused.
     pub fn proxied(&self) -> ProxyFacts {
         self.lane.headers().of(self.id)
     }
@@ -76,7 +78,7 @@ impl Outlet {
         self.lane.headers().tlvs_of(self.id)
     }
 
-    /// Keeps what a PROXY header says. False if the system has no memory for that.
+    /// Keeps the facts of a PROXY header. False if the system has no memory for them.
     pub(crate) fn keep_header(&self, ends: Option<Ends>, tlvs: Option<Tlvs>) -> bool {
         if ends.is_none() && tlvs.is_none() {
             return true;
@@ -89,7 +91,8 @@ impl Outlet {
         self.lane.headers().keep(self.id, proxied, tlvs)
     }
 
-    /// What the handshake of its transport found out, until the connection's slot is another's or later.
+    /// Facts from the handshake of its transport. They stay at least until the connection's slot is
+    /// reused.
     #[doc(alias = "facts")]
     pub fn transport_info(&self) -> Option<Rc<dyn Any>> {
         let on_demand = || {
@@ -104,19 +107,19 @@ impl Outlet {
         })
     }
 
-    /// Keeps what its channel would answer, which is about to be dropped.
+    /// Keeps the answer of its channel, which is about to be dropped.
     pub(crate) fn keep_last_facts(&self, facts: Rc<dyn Any>) {
         self.with_extra(|extra| extra.last_facts = Some(facts));
     }
 
-    /// Keeps what a handshake found out. False if the system has no memory for that.
+    /// Keeps facts from a handshake. False if the system has no memory for them.
     pub(crate) fn keep_facts(&self, facts: Rc<dyn Any>) -> bool {
         self.lane.facts().keep(self.id, facts)
     }
 
     /// Wakes `waker` when the outbox falls below its low mark, once.
     pub fn wake_when_ready(&self, waker: &Waker) {
-        // Cloning and dropping a waker may run others' code: outside.
+        // Cloning and dropping a waker may run others' code, so both happen outside the closure.
         let new = waker.clone();
         let unused = self.with_extra(|extra| {
             let known = extra.ready.iter().chain(&extra.more_ready).any(|old| old.will_wake(&new));
@@ -132,12 +135,13 @@ impl Outlet {
         });
         drop(unused);
         self.set(AWAITED);
-        // A send that was started in this turn, when nothing waited for its end, must be waited for.
+        // A send that was started in this turn, when nothing waited for its end, must be waited
+        // for.
         self.mark_dirty();
     }
 
-    /// Gives out the wakers of the tasks that wait for room. Waking them is the caller's affair: wakers are user code, which
-    /// may panic, and must not do so in the middle of the state machine.
+    /// Gives out the wakers of the tasks that wait for room. The caller wakes them: wakers are user
+    /// code, which may panic, and must not do so in the middle of the state machine.
     pub(crate) fn take_ready(&self, mut take: impl FnMut(Waker)) {
         if !self.has(AWAITED) {
             return;
@@ -156,14 +160,15 @@ impl Outlet {
         result
     }
 
-    /// What other threads may know of this connection. The first call allocates.
+    /// The state of this connection for other threads. The first call allocates.
     pub fn gate(&self) -> Arc<RemoteGate> {
         let make =
             || Arc::new(RemoteGate::new(self.outbox_bytes(), self.lane.outbox_bytes_high(), self.is_gone()));
         let gate = self.with_extra(|extra| extra.gate.get_or_insert_with(make).clone());
         self.set(GATED);
         self.update_gate();
-        // As in `wake_when_ready`: a thread that is refused now waits for a send that was started in this turn.
+        // As in `wake_when_ready`: a thread that is refused now waits for a send that was started
+        // in this turn.
         self.mark_dirty();
         gate
     }
@@ -188,9 +193,11 @@ impl Outlet {
         });
     }
 
-    /// Says how many bytes the service now holds for the connection beside what the shard sees, as in the buffers of a library.
-    /// They count in [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) until the connection ends; beyond it the connections that hold most are closed.
-    /// The first call allocates.
+    /// Sets how many bytes the service now holds for the connection in addition to what the shard
+    /// sees, as in the buffers of a library. They count in
+    /// [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) until the
+    /// connection ends; beyond it the connections that hold most are closed. The first call
+    /// allocates.
     pub fn set_service_bytes(&self, bytes: usize) {
         if self.is_gone() {
             return;
@@ -198,7 +205,7 @@ impl Outlet {
         let before = self.with_extra(|extra| core::mem::replace(&mut extra.service_bytes, bytes));
         self.lane.shard().set_service_bytes(before, bytes);
         if bytes > before {
-            // The state machine looks whether that is too much.
+            // The state machine checks whether that is too much.
             self.mark_dirty();
         }
     }
@@ -210,7 +217,7 @@ impl Outlet {
         self.mark_dirty();
     }
 
-    /// Gives bytes back that were reserved, unless the connection's end did.
+    /// Gives back bytes that were reserved, unless the connection's end did.
     pub(crate) fn unreserve(&self, bytes: usize) {
         let Some(mut extra) = self.extra.take() else { return };
         let bytes = bytes.min(extra.reserved_bytes);
@@ -219,7 +226,8 @@ impl Outlet {
         self.lane.shard().release(bytes);
     }
 
-    /// What [`set_service_bytes`](Outlet::set_service_bytes) said last, and what is reserved.
+    /// The bytes last passed to [`set_service_bytes`](Outlet::set_service_bytes), and those that
+    /// are reserved.
     pub(crate) fn service_bytes(&self) -> usize {
         let extra = self.extra.take();
         let bytes = extra.as_ref().map_or(0, |extra| extra.service_bytes + extra.reserved_bytes);
@@ -227,13 +235,14 @@ impl Outlet {
         bytes
     }
 
-    /// Bounds the connection by other limits than those of its service, from now on. What an earlier call set and this one does
-    /// not is the service's again, but for a deadline. Allocates; a connection without its own limits holds nothing for them, and
-    /// one that has a deadline alone only that.
+    /// Bounds the connection by other limits than those of its service, from now on. Limits that an
+    /// earlier call set and this one does not are the service's again, except a deadline.
+    /// Allocates; a connection without its own limits holds no memory for them, and one that has
+    /// only a deadline holds memory only for that.
     ///
     /// # Errors
-    /// As [`Limits::check`](crate::Limits::check), of these limits together with the service's, and where a frame may be larger than
-    /// all that the shard may hold; nothing is changed then.
+    /// As [`Limits::check`](crate::Limits::check), for these limits together with the service's,
+    /// and if a frame may be larger than all that the shard may hold; nothing is changed then.
     pub fn set_limits(&self, limits: &ConnLimits) -> Result<(), LimitError> {
         limits.check_deadline()?;
         let (deadline, own) = (limits.deadline, limits.names_others() || self.is_limited());
@@ -257,12 +266,12 @@ impl Outlet {
             self.with_extra(|extra| extra.limits = Some(Box::new(own)));
             self.set(LIMITED);
         }
-        // The state machine looks when they are due.
+        // The state machine checks when they are due.
         self.mark_dirty();
         Ok(())
     }
 
-    /// Steps from `now` until its deadline is over, negative once it has been for longer.
+    /// Steps from `now` until its deadline is over, negative if that was earlier.
     #[cold]
     pub(crate) fn deadline_left(&self, now: Stamp) -> i64 {
         self.lane.shard().deadlines().left(self.id, now)
@@ -282,7 +291,8 @@ impl Outlet {
         limits
     }
 
-    /// What the connection sends and receives is counted from now on. False if the system has no memory for that.
+    /// Starts to count what the connection sends and receives. False if the system has no memory
+    /// for that.
     pub fn open_account(&self, now: Time) -> bool {
         let is_open = self.lane.accounts().open(self.id.slot(), now);
         if is_open {
@@ -291,22 +301,22 @@ impl Outlet {
         is_open
     }
 
-    /// What was counted, if that was asked for.
+    /// The counts, if they were asked for.
     pub fn account(&self, now: Time) -> Option<Account> {
         if self.has(ACCOUNTED) { self.lane.accounts().at(self.id.slot(), now) } else { None }
     }
 
-    /// A frame goes to the service.
+    /// Counts a frame that goes to the service.
     pub fn count_frame(&self) {
         self.count(|account| account.frames_received += 1);
     }
 
-    /// Bytes came.
+    /// Counts received bytes.
     pub fn count_received(&self, bytes: usize) {
         self.count(|account| account.bytes_received += bytes as u64);
     }
 
-    /// The send in flight is over, and `left_over` of its bytes were not sent.
+    /// Counts a send that is over, and of which `left_over` bytes were not sent.
     pub fn count_sent(&self, left_over: usize) {
         self.count(|account| account.bytes_sent += self.sent_but(left_over) as u64);
     }

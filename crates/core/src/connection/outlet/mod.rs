@@ -1,10 +1,11 @@
 //! State that user code and the state machine share for a connection.
 //!
-//! User code runs while the state machine waits, and never holds a reference into it: it writes into the
-//! connection's [`Outlet`] and puts the connection on the list of dirty ones in [`ShardShared`](crate::ShardShared).
-//! The state machine looks at that list at the end of the turn. So nothing is locked and nothing is entered twice.
+//! User code runs while the state machine waits, and never holds a reference into it: it writes
+//! into the connection's [`Outlet`] and puts the connection on the list of dirty ones in
+//! [`ShardShared`](crate::ShardShared). The state machine looks at that list at the end of the
+//! turn. So nothing is locked and nothing is entered twice.
 // May use: account, remote_gate, shared, shared_payload.
-// Begin with: `Outlet`; `writing.rs` has the way of a reply.
+// Begin with: `Outlet`; `writing.rs` has the path of a reply.
 
 mod extra;
 mod peer;
@@ -36,7 +37,7 @@ const CLOSE: u16 = 2;
 const ABORT: u16 = 4;
 /// A reply could not be framed.
 const NOT_FRAMED: u16 = 8;
-/// The connection takes nothing any more.
+/// The connection accepts no more bytes or requests.
 const GONE: u16 = 16;
 /// A task waits for the outbox to fall below its low mark.
 const AWAITED: u16 = 32;
@@ -51,22 +52,23 @@ const READS_ON: u16 = 512;
 
 /// The system had no memory for a reply: the connection is aborted.
 const NO_MEMORY: u16 = 1024;
-/// The outbox came to be over its high mark, and may still be.
+/// The outbox rose over its high mark, and may still be there.
 const OVER_HIGH: u16 = 2048;
 /// Its bytes and frames are counted.
 const ACCOUNTED: u16 = 4096;
-/// It has its own limits. Its frames and replies take the slower ways, which look at them.
+/// It has its own limits. Its frames and replies take the slower paths, which check them.
 const LIMITED: u16 = 8192;
 /// User code has switched the rule by which its bytes are cut.
 const SWITCHED: u16 = 16384;
-/// The service is called once more behind the peer's last byte, with an empty frame.
+/// The service is called once more after the peer's last byte, with an empty frame.
 const HEARS_END: u16 = 32768;
 
 /// Flags that change nothing about sending its replies.
 const UNOBTRUSIVE: u16 = HELD_OPEN | READS_ON | ACCOUNTED | HEARS_END;
 
-/// An owned piece may be this many times the high mark of the outbox. A body of 1 MiB in sends of 256 KiB costs up to half as much
-/// again as in one; of a larger piece it would be hidden for longer how much the peer took.
+/// An owned piece may be this many times the high mark of the outbox. A body of 1 MiB costs up to
+/// half as much again in sends of 256 KiB as in one send; with larger pieces the progress of the
+/// peer would stay unknown for longer.
 const OWNED_PIECE_MARKS: usize = 4;
 
 /// A connection as user code reaches it: outbox, requests, address.
@@ -102,12 +104,12 @@ impl Outlet {
         self.id
     }
 
-    /// The peer's address, if it has one: behind a proxy that of the client.
+    /// The peer's address, if it has one: for a connection through a proxy, that of the client.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.peer.get().into()
     }
 
-    /// The same in words.
+    /// The peer's address as words.
     #[inline]
     pub fn peer_words(&self) -> PeerWords {
         self.peer.get()
@@ -130,7 +132,8 @@ impl Outlet {
         self.has(GONE)
     }
 
-    /// True once the connection takes nothing any more, or its end was asked for, by user code or through its [`RemoteGate`](crate::RemoteGate).
+    /// True once the connection accepts nothing, or its end was asked for, by user code or through
+    /// its [`RemoteGate`](crate::RemoteGate).
     pub fn is_ending(&self) -> bool {
         self.has(GONE | CLOSE | ABORT | NOT_FRAMED)
             || self.has(GATED)
@@ -180,7 +183,7 @@ impl Outlet {
         self.abort();
     }
 
-    /// The reason why user code ends it, if there is a more exact one than `otherwise`.
+    /// The reason for which user code ends it, if there is a more exact one than `otherwise`.
     pub(crate) fn end_reason(&self, otherwise: CloseReason) -> CloseReason {
         if self.has(NO_MEMORY) {
             return CloseReason::MemoryLimit;
@@ -191,7 +194,7 @@ impl Outlet {
         reason.unwrap_or(otherwise)
     }
 
-    /// Sends FIN behind the queued bytes, and takes no more. Receiving goes on.
+    /// Sends FIN after the queued bytes, and accepts no more. Receiving goes on.
     pub fn end_writing(&self) {
         self.set(WRITING_ENDED);
         self.mark_dirty();
@@ -203,14 +206,15 @@ impl Outlet {
         self.has(WRITING_ENDED | GONE)
     }
 
-    /// True if FIN follows what is queued, and receiving goes on.
+    /// True if FIN follows the queued bytes, and receiving goes on.
     #[inline]
     pub(crate) fn half_closes(&self) -> bool {
         self.has(WRITING_ENDED)
     }
 
-    /// Has frames handed out even while the outbox is over its high mark: for a service that reads and writes
-    /// independently, and stops writing by itself ([`is_full`](Outlet::is_full)).
+    /// Makes the shard hand out frames even while the outbox is over its high mark: for a service
+    /// that reads and writes independently, and stops writing by itself
+    /// ([`is_full`](Outlet::is_full)).
     pub fn read_on(&self) {
         self.set(READS_ON);
     }
@@ -226,13 +230,15 @@ impl Outlet {
         self.is_full() && !self.has(READS_ON)
     }
 
-    /// True if a frame may have to wait: the outbox was full a moment ago, or the connection is to end.
+    /// True if a frame may have to wait: the outbox was full a moment ago, or the connection is
+    /// about to end.
     #[inline]
     pub(crate) fn stops_frames(&self) -> bool {
         self.has(GONE | CLOSE | ABORT | NOT_FRAMED | OVER_HIGH | LIMITED | SWITCHED)
     }
 
-    /// The rule by which frames are cut is another one from now on: what is no frame yet is looked at from its first byte.
+    /// Notes that frames are cut by another rule from now on: bytes that are no frame yet are
+    /// looked at again from the first.
     pub fn switched(&self) {
         self.set(SWITCHED);
         self.mark_dirty();
@@ -256,9 +262,10 @@ impl Outlet {
         (self.lane.outbox_bytes_high() + 1).saturating_sub(self.outbox_bytes())
     }
 
-    /// Bytes of one owned piece that can be queued while the outbox is below its high mark: four times that mark, so that a piece of
-    /// 1 MiB leaves in one send by default. It is what is left below the mark where the outbox may hold less, and where what the
-    /// peer took of a send is looked at less often than once in `window`: a slow peer would seem to take nothing for longer.
+    /// Bytes of one owned piece that can be queued while the outbox is below its high mark: four
+    /// times that mark, so that a piece of 1 MiB is sent at once by default. It is only the room
+    /// below the mark if the outbox may hold less, and if the progress of a send is checked less
+    /// often than once in `window`: a slow peer would seem to take nothing for longer.
     pub fn owned_room(&self, window: Duration) -> usize {
         let own = if self.is_limited() { self.own_limits() } else { None };
         let look = own.map_or(self.lane.write_look, |own| own.times.write_look);
@@ -293,20 +300,22 @@ impl Outlet {
         self.has(AWAITED | WRITING_ENDED)
     }
 
-    /// True if other threads find it full, and nothing but the end of what is in flight lets them push again.
+    /// True if other threads find it full, and only the end of what is in flight lets them push
+    /// again.
     #[inline]
     pub(crate) fn refuses(&self) -> bool {
         self.has(GATED) && self.is_full()
     }
 
     /// Keeps the connection open when the peer has sent FIN and every frame was handed out, until
-    /// [`close`](Outlet::close), and keeps a drain from closing it as one that owes nothing.
+    /// [`close`](Outlet::close). A drain does not close it either, even if it owes nothing.
     pub fn hold_open(&self) {
         self.set(HELD_OPEN);
     }
 
-    /// Has the service called once more when the peer has sent FIN and every frame is answered: with a frame without a byte, for a
-    /// service that cuts the bytes itself. Not in a drain, nor where FIN came in the middle of a frame.
+    /// Asks for one more call of the service when the peer has sent FIN and every frame is
+    /// answered: with a frame without a byte, for a service that cuts the bytes itself. Not in a
+    /// drain, nor if FIN came in the middle of a frame.
     pub fn hear_end(&self) {
         self.set(HEARS_END);
     }
@@ -324,13 +333,14 @@ impl Outlet {
         self.has(HELD_OPEN)
     }
 
-    /// Bytes that were in flight and are no longer with the kernel, when `left_over` of them were not sent.
+    /// Bytes that were in flight and are no longer with the kernel, when `left_over` of them were
+    /// not sent.
     #[inline]
     pub(crate) fn sent_but(&self, left_over: usize) -> usize {
         self.in_flight.get() as usize - left_over
     }
 
-    /// True if user code asked for more than sending what is queued.
+    /// True if user code asked for more than to send what is queued.
     #[inline]
     pub(crate) fn has_requests(&self) -> bool {
         self.has(CLOSE | ABORT | NOT_FRAMED)
@@ -347,7 +357,8 @@ impl Outlet {
         self.pending.borrow().as_ref().map_or(0, |batch| batch.room_beyond())
     }
 
-    /// The same of a block that was not kept for the next send.
+    /// Memory of the waiting batch beyond its bytes, if its block was not one kept for the next
+    /// send.
     pub(crate) fn pending_large_room(&self) -> usize {
         let pending = self.pending.borrow();
         pending.as_ref().filter(|batch| batch.may_have_room()).map_or(0, |batch| batch.room_beyond())
@@ -363,8 +374,8 @@ impl Outlet {
         self.pending.borrow().is_some() || self.half_closes()
     }
 
-    /// The bytes to send next, if there are any, and which count as in flight from now on. Those that are
-    /// [held](Outlet::hold_replies) wait, unless nothing can follow them.
+    /// The bytes to send next, if there are any; they count as in flight from now on. Those that
+    /// are [held](Outlet::hold_replies) wait, unless nothing can follow them.
     #[inline]
     pub(crate) fn take_pending(&self) -> Option<Box<Batch>> {
         let mut pending = self.pending.borrow_mut();
@@ -384,7 +395,7 @@ impl Outlet {
         Some(batch)
     }
 
-    /// The bytes taken for the next send leave sealed, in `bytes` bytes.
+    /// Notes that the bytes taken for the next send are sealed, in `bytes` bytes.
     pub(crate) fn sealed(&self, bytes: usize) {
         let before = self.in_flight.replace(bytes as u32);
         self.lane.shard().release(before as usize);
@@ -403,7 +414,7 @@ impl Outlet {
         }
     }
 
-    /// `bytes` that were in flight were sent, or will never be.
+    /// Notes that `bytes` bytes in flight were sent, or never will be.
     pub(crate) fn left(&self, bytes: usize) {
         self.in_flight.set(self.in_flight.get() - bytes as u32);
         self.lane.shard().release(bytes);
@@ -413,13 +424,14 @@ impl Outlet {
         self.update_gate();
     }
 
-    /// Takes no more bytes from now on; queued ones still leave.
+    /// Accepts no more bytes from now on; queued ones are still sent.
     pub(crate) fn seal(&self) {
         self.set(GONE);
         self.update_gate();
     }
 
-    /// Takes nothing from now on and drops what is queued. What is in flight counts as on its way back, elsewhere.
+    /// Accepts nothing from now on and drops what is queued. Bytes in flight count as on their way
+    /// back, elsewhere.
     pub(crate) fn end(&self) {
         self.seal();
         self.unreserve(usize::MAX);
@@ -446,7 +458,8 @@ impl Outlet {
         self.has(NOT_FRAMED)
     }
 
-    /// Takes the connection off the dirty list. True if there is more to do for it than sending what is queued.
+    /// Takes the connection off the dirty list. True if there is more to do for it than sending
+    /// what is queued.
     #[inline]
     pub(crate) fn take_dirty_unless_plain(&self) -> bool {
         let flags = self.flags.get();
@@ -459,15 +472,15 @@ impl Outlet {
         self.has(DIRTY)
     }
 
-    /// True if nothing depends on the end of a send: no task, no request, and what is queued behind it leaves at the end of
-    /// the turn in any case.
+    /// True if nothing depends on the end of a send: no task, no request, and what is queued after
+    /// it is sent at the end of the turn in any case.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         let flags = self.flags.get();
         flags & !(DIRTY | UNOBTRUSIVE) == 0 && (flags & DIRTY != 0 || self.pending.borrow().is_none())
     }
 
-    /// Everything in flight was sent. Returns how much that was.
+    /// Notes that everything in flight was sent. Returns how much that was.
     #[inline]
     pub(crate) fn all_sent(&self) -> usize {
         let bytes = self.in_flight.replace(0) as usize;
@@ -475,7 +488,7 @@ impl Outlet {
         bytes
     }
 
-    /// Has the state machine look at the connection at the end of the turn.
+    /// Marks the connection for the state machine, which looks at it at the end of the turn.
     #[inline]
     pub(crate) fn mark_dirty(&self) {
         if self.has(DIRTY) {
@@ -509,10 +522,10 @@ impl fmt::Debug for Outlet {
     }
 }
 
-/// A connection as its user code holds it: its outlet with the session behind it, in one allocation.
+/// A connection as its user code holds it: its outlet and after it the session, in one allocation.
 pub type ConnShared<S> = Counted<Outlet, S>;
 
-/// The same where the type of the session does not matter.
+/// The same if the type of the session does not matter.
 pub type ConnHead = CountedHead<Outlet>;
 
 #[cfg(test)]

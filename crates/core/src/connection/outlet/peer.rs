@@ -1,5 +1,5 @@
-//! A peer's address in three words, which cost less to copy than what the standard library has, and can be stored one by one where
-//! another thread reads them.
+//! A peer's address in three words. They cost less to copy than the standard library's type, and
+//! can be stored one by one where another thread reads them.
 //!
 //! ```text
 //!   first    2 bits: none, IPv4, IPv6   port   IPv4 address, or IPv6 scope
@@ -13,12 +13,12 @@ const PORT_SHIFT: u32 = 32;
 const V4: u64 = 1 << 48;
 const V6: u64 = 2 << 48;
 
-/// The address of a peer, or none. The label of an IPv6 flow is not in it: the kernel gives none.
+/// The address of a peer, or none. It lacks the IPv6 flow label: the kernel gives none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerWords(pub [u64; 3]);
 
 impl PeerWords {
-    /// True if the other two words are part of it. Without them, zeros stand there.
+    /// True if the other two words are part of it. Otherwise they are zero.
     #[inline]
     pub fn is_long(&self) -> bool {
         self.0[0] & V6 != 0

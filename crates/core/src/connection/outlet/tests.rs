@@ -1,4 +1,4 @@
-//! Replies as user code queues them, and what becomes of those that fail.
+//! Replies as user code queues them, and the consequences of those that fail.
 
 extern crate std;
 
@@ -109,7 +109,7 @@ fn panic_in_a_written_reply_resets_and_leaves_what_was_queued() {
     assert_eq!(queued(&outlet), b"\0\0\0\x03one");
 }
 
-/// How many connections are dirty.
+/// The number of dirty connections.
 fn dirty(shard: &ShardShared, outlet: &Outlet) -> usize {
     let mut all = Vec::new();
     shard.swap_dirty(&mut all);

@@ -1,4 +1,4 @@
-//! What user code writes to a connection: replies, and bytes as they are.
+//! Writes of user code to a connection: replies, and bytes as they are.
 
 use alloc::boxed::Box;
 
@@ -22,11 +22,12 @@ pub(super) enum AppendOutcome {
 }
 
 impl Outlet {
-    /// Queues one frame. Does nothing once the connection is gone. A payload that cannot be framed closes it.
+    /// Queues one frame. Does nothing once the connection is gone. A payload that cannot be framed
+    /// closes it.
     #[inline(always)]
     pub fn reply(&self, payload: Payload<'_>) {
-        // Where this is inlined it is known what the payload is. What is copied anyway goes on as bytes: it is neither moved nor
-        // asked for its kind again.
+        // Where this is inlined the kind of the payload is known. What is copied anyway goes on as
+        // bytes: it is neither moved nor asked for its kind again.
         match payload {
             Payload::Bytes(bytes) => self.reply_bytes(bytes),
             Payload::Frame(frame) if frame.len() < LEND_BYTES_MIN => self.reply_bytes(&frame),
@@ -51,9 +52,10 @@ impl Outlet {
         });
     }
 
-    /// Queues one frame whose payload `write` writes, unless what it returns says that nothing is to be sent: then nothing of it
-    /// is. It is not called once the connection is gone. If it panics, that goes on, and the connection is reset; so it does if
-    /// it comes back to this connection.
+    /// Queues one frame whose payload `write` writes, unless its result says that nothing is to be
+    /// sent: then no part of it is. `write` is not called once the connection is gone. If it
+    /// panics, the panic goes on and the connection is reset, as it is if `write` calls back into
+    /// this connection.
     pub fn reply_with<R: WriteResult>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
         let mut result = R::unsent();
         self.append::<1>(|out| {
@@ -76,10 +78,12 @@ impl Outlet {
         self.reply_with(|out| parts.into_iter().for_each(|part| part.into().write_to(out, lends)));
     }
 
-    /// Queues one frame by a framing that is not the lane's. Does nothing once the connection is gone.
+    /// Queues one frame with a framing that is not the lane's. Does nothing once the connection is
+    /// gone.
     ///
     /// # Errors
-    /// The framing's. Nothing is queued then; a framing that had written a part of the frame closes the connection.
+    /// The framing's. Nothing is queued then; a framing that had written a part of the frame closes
+    /// the connection.
     pub fn reply_by(&self, framing: &impl Framing, payload: Payload<'_>) -> Result<(), EncodeError> {
         let mut encoded = Ok(());
         self.append::<1>(|out| {
@@ -110,7 +114,7 @@ impl Outlet {
         });
     }
 
-    /// The same behind a header, as one frame: for what frames its replies one by one.
+    /// Queues bytes after a header, as one frame: for code that frames its replies one by one.
     pub fn write_headed(&self, header: &[u8], payload: Payload<'_>) {
         self.append::<1>(|out| {
             out.put(header);
@@ -119,7 +123,8 @@ impl Outlet {
         });
     }
 
-    /// Queues bytes that `write` writes in place, as they are; otherwise as [`reply_with`](Outlet::reply_with).
+    /// Queues bytes that `write` writes in place, as they are; otherwise as
+    /// [`reply_with`](Outlet::reply_with).
     pub fn write_with<R: WriteResult>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
         let mut result = R::unsent();
         self.append::<0>(|out| {
@@ -129,7 +134,8 @@ impl Outlet {
         result
     }
 
-    /// Queues one frame that other connections of the shard get too: encoded at the first push of each lane.
+    /// Queues one frame that other connections of the shard get too: encoded at the first push of
+    /// each lane.
     pub fn reply_shared(&self, shared: &SharedPayload) {
         self.append::<1>(|out| match shared.wire_for(&self.lane, out) {
             Some(wire) => {
@@ -140,10 +146,11 @@ impl Outlet {
         });
     }
 
-    /// Has what is queued, and what follows, wait for [`release_replies`](Outlet::release_replies), so that all of it leaves in one
-    /// send. It leaves before that if it comes to be more than a few KiB, or if the connection or its writing ends. Calls count:
-    /// each that returns true is to be followed by one release. False if there is nothing to hold: the connection takes no more
-    /// bytes, one of its replies is being written, or the system has no memory.
+    /// Holds what is queued, and what follows, until [`release_replies`](Outlet::release_replies),
+    /// so that all of it leaves in one send. It leaves earlier if it grows beyond a few KiB, or if
+    /// the connection or its writing ends. Calls count: each that returns true must be followed by
+    /// one release. False if there is nothing to hold: the connection takes no more bytes, one of
+    /// its replies is being written, or the system has no memory.
     pub fn hold_replies(&self) -> bool {
         let Ok(mut pending) = self.pending.try_borrow_mut() else { return false };
         match &mut *pending {
@@ -160,9 +167,11 @@ impl Outlet {
         }
     }
 
-    /// Takes one hold back. After the last one replies leave, with what is queued in this turn.
+    /// Takes one hold back. After the last one, replies leave together with those queued in this
+    /// turn.
     pub fn release_replies(&self) {
-        // Within what writes a reply, as one that panics drops its guards, the reply leaves by itself or not at all.
+        // While a reply is being written, as when its panic drops the guards, the reply leaves by
+        // itself or not at all.
         let Ok(mut pending) = self.pending.try_borrow_mut() else { return };
         let Some(batch) = pending.as_mut().filter(|batch| batch.holds > 0) else { return };
         batch.holds -= 1;
@@ -173,8 +182,8 @@ impl Outlet {
         }
     }
 
-    /// True if held replies leave nevertheless: they are many, or nothing can follow them. In the first case an empty batch takes
-    /// over the holds.
+    /// True if held replies leave nevertheless: they are many, or nothing can follow them. In the
+    /// first case an empty batch takes over the holds.
     #[cold]
     pub(super) fn take_held(&self, pending: &mut Option<Box<Batch>>) -> Option<Box<Batch>> {
         let ends = self.has(GONE | WRITING_ENDED);
@@ -186,7 +195,8 @@ impl Outlet {
         Some(batch)
     }
 
-    /// An empty batch that waits for as many releases. The connection is not dirty for it. `None` if the system has no memory.
+    /// An empty batch that waits for as many releases. The connection is not dirty for it. `None`
+    /// if the system has no memory.
     #[cold]
     fn held_batch(&self, holds: u16) -> Option<Box<Batch>> {
         let (mut batch, _) = self.lane.shard().begin_batch(self.id, true)?;
@@ -194,7 +204,7 @@ impl Outlet {
         Some(batch)
     }
 
-    /// Queues what `write` writes: as many frames.
+    /// Queues the bytes that `write` writes, as this many frames.
     #[inline]
     pub(super) fn append<const FRAMES: u64>(&self, write: impl FnOnce(&mut Outbox<'_>) -> AppendOutcome) {
         let flags = self.flags.get();
@@ -203,7 +213,7 @@ impl Outlet {
         }
         let (lane, shard) = (&*self.lane, self.lane.shard());
         let mut wakes = Wakes::No;
-        // Dropped after what follows it: nothing is borrowed then.
+        // Dropped after everything below: nothing is borrowed then.
         let mut unfinished = WriteGuard { outlet: self, before: 0 };
         let mut pending = self.pending.borrow_mut();
         let batch = match &mut *pending {
@@ -250,7 +260,8 @@ impl Outlet {
         }
     }
 
-    /// The system has no memory for a reply, without which the peer cannot go on, or for a deadline.
+    /// The system has no memory for a reply, without which the peer cannot go on, or for a
+    /// deadline.
     #[cold]
     pub(super) fn refuse(&self) {
         self.set(NO_MEMORY | ABORT);
@@ -259,8 +270,9 @@ impl Outlet {
     }
 }
 
-/// User code writes into an outbox. If it panics, what it wrote is taken back, and the connection is reset: part of a frame
-/// must neither leave nor count, and a peer that misses one cannot go on.
+/// Guards a write of user code into an outbox. If it panics, what it wrote is taken back, and the
+/// connection is reset: part of a frame must neither leave nor count, and a peer that misses one
+/// cannot go on.
 struct WriteGuard<'a> {
     outlet: &'a Outlet,
     /// Bytes that were queued before.
@@ -276,7 +288,8 @@ impl Drop for WriteGuard<'_> {
             batch.roll_back(self.before);
         }
         self.outlet.panicked();
-        // The connection became dirty before the panic, and nothing else tells a shard that sleeps.
+        // The connection became dirty before the panic, and nothing else informs a shard that
+        // sleeps.
         self.outlet.lane.shard().wake_for_dirty();
     }
 }
