@@ -6,7 +6,7 @@ use crate::connection::{Conn, Flight, Inbox, OpenState, Outlet, Own, QueueFlags,
 use crate::tables::class_of;
 use crate::{ConnId, Observer};
 
-/// Sums over all connections, each with what is kept of it elsewhere.
+/// Sums over all connections, each with the sum that is kept elsewhere.
 #[derive(Default)]
 struct Sums {
     held_bytes: usize,
@@ -23,15 +23,15 @@ struct Sums {
 }
 
 impl<O: Observer> Shard<O> {
-    /// Panics if anything contradicts itself. Linear in the number of connections, so debug builds call it only
-    /// while there are few; tests call it as they like.
+    /// Panics if anything contradicts itself. Linear in the number of connections, so debug builds
+    /// call it only while there are few; tests call it as they like.
     pub(super) fn invariants(&self) {
         if self.conns.used() <= 64 {
             self.check();
         }
     }
 
-    /// Panics if a turn would pass by what it has to do seldom.
+    /// Panics if a turn would skip rare work.
     fn check_marks(&self) {
         let has_more = self.had_more || self.has_pages;
         let is_calm = self.drain.is_none() && !self.accepting.has_starts() && !has_more;
@@ -59,7 +59,7 @@ impl<O: Observer> Shard<O> {
         self.check_marks();
     }
 
-    /// Panics if a connection cannot be where it is on its way from its start to its end.
+    /// Panics if a connection is in an impossible stage.
     fn check_stage(&self, id: ConnId, conn: &Conn) {
         let text = || describe(id, conn);
         assert_eq!(conn.shared.is_none(), conn.state == State::Closing, "{}", text());
@@ -90,7 +90,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Panics if what a connection received waits for nothing. Adds what is kept of it.
+    /// Panics if received bytes of a connection wait for nothing. Adds what is kept of it.
     fn check_input(&self, id: ConnId, conn: &Conn, sums: &mut Sums) {
         let text = || describe(id, conn);
         let resumes = conn.inbox.as_ref().is_some_and(|inbox| inbox.resumes.is_some());
@@ -111,11 +111,12 @@ impl<O: Observer> Shard<O> {
         assert!(moves, "frames wait for nothing: {}", text());
     }
 
-    /// Panics if a connection holds memory for nothing, or is not listed for what it holds. Adds what it holds.
+    /// Panics if a connection holds memory for nothing, or is not in the list for what it holds.
+    /// Adds what it holds.
     fn check_memory(&self, id: ConnId, conn: &Conn, sums: &mut Sums) {
         let (text, index) = (|| describe(id, conn), id.slot());
         if conn.has_channel() && conn.state != State::Closing {
-            // One that panicked is gone.
+            // A channel that panicked is gone.
             sums.channels += usize::from(self.shared.channels().has(id));
             sums.held_bytes += self.check_channel(id, conn);
         }
@@ -138,9 +139,9 @@ impl<O: Observer> Shard<O> {
         sums.held_bytes += conn.outlet().map_or(0, |outlet| outlet.service_bytes());
     }
 
-    /// Panics if the sums over all connections are not those that are kept.
+    /// Panics if the sums over all connections differ from those that are kept.
     fn check_sums(&self, sums: &Sums) {
-        // What was received before the bound was lowered stays as long as it is needed.
+        // Bytes received before the bound was lowered stay as long as they are needed.
         let before = self.pool.buffers_max() * self.limits.receive_buffer_bytes;
         let most = self.limits.receive_bytes_max.max(before);
         let (kept, kept_for_long) = (sums.kept, sums.kept_for_long);

@@ -1,4 +1,4 @@
-//! The ways out: what user code asked for, finish and abort; and the stages of a close, in order.
+//! The ends: requests of user code, finish and abort; and the stages of a close, in order.
 //!
 //! ```text
 //!   apply_requests ─┬─▶ finish ──▶ begin_drain ──▶ begin_close ──▶ join ──▶ close_socket ──▶ closed
@@ -14,7 +14,7 @@ use crate::tables::ReturnedItem;
 use crate::{CloseHow, CloseReason, ConnId, Observer, Op};
 
 impl<O: Observer> Shard<O> {
-    /// Carries out what user code asked for: the end of its connection, in one way or another.
+    /// Carries out a request of user code: the end of its connection, in one way or another.
     #[cold]
     pub(super) fn apply_requests(&mut self, id: ConnId, over_max: bool) {
         let Some(outlet) = self.conns.get(id).and_then(|conn| conn.outlet()) else { return };
@@ -32,8 +32,8 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Ends a connection after its queued replies. No further frame is handed out and no reply is taken; a pending call is
-    /// dropped when the replies are gone.
+    /// Ends a connection after its queued replies. No further frame is handed out and no reply is
+    /// taken; a pending call is dropped when the replies are gone.
     pub fn finish(&mut self, id: ConnId, reason: CloseReason) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         if !conn.is_open() {
@@ -57,7 +57,7 @@ impl<O: Observer> Shard<O> {
         self.begin_close(id, reason);
     }
 
-    /// The first stage: queued replies leave, and none is added.
+    /// The first stage: queued replies are sent, and none is added.
     fn begin_drain(&mut self, id: ConnId, reason: CloseReason) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.state = State::Draining;
@@ -92,7 +92,7 @@ impl<O: Observer> Shard<O> {
         self.shared.release(self.holders.forget(id.slot()));
         self.returns(id, ReturnedItem::Batch, in_flight);
         let Some(conn) = self.conns.get_mut(id) else { return };
-        // A waiter for room may be a task, which is not dropped with the connection.
+        // A task may wait for room, and is not dropped with the connection.
         shared.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
         shared.end();
         if conn.own.has(Own::DEADLINE) {
@@ -130,7 +130,8 @@ impl<O: Observer> Shard<O> {
         self.join(id);
     }
 
-    /// The third stage: FIN is sent, the peer has its time to close too, and operations in flight are stopped and awaited.
+    /// The third stage: FIN is sent, the peer has its time to close too, and operations in flight
+    /// are stopped and awaited.
     pub(super) fn join(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         debug_assert_eq!(conn.state, State::Closing);
@@ -168,7 +169,7 @@ impl<O: Observer> Shard<O> {
         self.ops.push(Op::Close { id, how });
     }
 
-    /// The socket is closed: the slot is free.
+    /// Handles the end of the close: the slot is free.
     pub(super) fn closed(&mut self, id: ConnId) {
         if expect_conn(&mut self.conns, id).is_none() {
             return;

@@ -10,8 +10,8 @@ use crate::{Address, CloseReason, ConnId, LaneId, Observer, Op};
 impl<O: Observer> Shard<O> {
     /// Begins to connect. [`Lane::connected`](crate::Lane::connected) reports the connection,
     /// [`Lane::ended`](crate::Lane::ended) a failure; queue nothing for it before. `None` if the
-    /// [outbound](Shard::add_outbound) lane is full, there is no memory, or the shard drains and every accepted connection is
-    /// gone.
+    /// [outbound](Shard::add_outbound) lane is full, there is no memory, or the shard drains and
+    /// every accepted connection is gone.
     pub fn connect<S: 'static>(&mut self, lane: LaneId, address: Address, session: S) -> Option<ConnId> {
         if self.has_closed_outbound() || self.connections_left(lane) == 0 {
             return None;
@@ -26,7 +26,7 @@ impl<O: Observer> Shard<O> {
         Some(id)
     }
 
-    /// Connections that an [outbound](Shard::add_outbound) lane has room for.
+    /// Connections for which an [outbound](Shard::add_outbound) lane has room.
     pub fn connections_left(&self, lane: LaneId) -> usize {
         self.lanes[lane].connections_max - self.lanes[lane].connections
     }

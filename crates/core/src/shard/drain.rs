@@ -7,30 +7,36 @@
 //!                             taken in              is cut
 //! ```
 //!
-//! * Each connection gets `draining` at the start, some in each turn ([`NOTIFIED_IN_A_TURN`]), and none is cut before all had it.
+//! * Each connection gets `draining` at the start, some in each turn ([`NOTIFIED_IN_A_TURN`]), and
+//!   none is cut before all had it.
 //! * *Delayed*, for [`ServerLimits::drain_delay`](crate::ServerLimits::drain_delay): only
 //!   [`ShardShared::is_draining`](crate::ShardShared::is_draining) changes.
-//! * *Looking*: the listeners are closed, and bytes that had arrived are received. It is over when a turn brings nothing, or
-//!   after [`LOOKS_MIN`] turns and one more for every [`CONNECTIONS_A_LOOK`] connections: the driver brings earlier completions
-//!   first, 256 in a turn.
+//! * *Looking*: the listeners are closed, and bytes that had arrived are received. It is over when
+//!   a turn brings nothing, or after [`LOOKS_MIN`] turns and one more for every
+//!   [`CONNECTIONS_A_LOOK`] connections: the driver brings earlier completions first, 256 in a
+//!   turn.
 //! * *Finishing*: every connection is cut, one after the other, in random order, over
-//!   [`ServerLimits::drain_spread`](crate::ServerLimits::drain_spread). Until its moment it is served as before. Then later bytes
-//!   are dropped, so that no call begins for them, and none of them waits in the kernel, where it would turn the close into a
-//!   reset. Frames that were received whole are answered, pending calls are awaited, queued replies leave; then FIN. A connection
-//!   that its service holds open is left alone.
-//! * One without a frame yet has its moment [`FIRST_FRAME`] later: its first request may be on its way. So has one in a handshake
-//!   that brought a byte, or was accepted less than that ago; another one whose PROXY header is not whole, or whose handshake is
-//!   not done, is closed at once.
-//! * A connection from the queue of a listener comes later than the others, and is cut [`FIRST_FRAME`] after the turn that
-//!   admitted it.
-//! * A lane may wait for another one ([`Shard::drain_lane_later`]): its listeners close with the others, and its connections are
-//!   served as before. Once they are let go ([`Shard::drain_lane`]) they have a separate wave, *Looking* and *Finishing* once more,
-//!   within the same time.
-//! * Connections to upstreams stay until the last accepted one is gone, since that one may need them. Then their queued bytes
-//!   leave, and they are closed. That includes those of other shards, as long as a shard [awaits](Shard::await_others) them.
-//! * *Aborted*, after [`ServerLimits::drain_timeout`](crate::ServerLimits::drain_timeout) or at the order: every connection is
-//!   reset.
-//! * Connections that are left [`GIVE_UP`] and [`LAST_LOOKS`] later are left behind: a completion of the driver did not come.
+//!   [`ServerLimits::drain_spread`](crate::ServerLimits::drain_spread). Until its moment it is
+//!   served as before. Then later bytes are dropped, so that no call begins for them, and none of
+//!   them waits in the kernel, where it would turn the close into a reset. Frames that were
+//!   received whole are answered, pending calls are awaited, queued replies are sent; then FIN. A
+//!   connection that its service holds open is left alone.
+//! * A connection without a frame yet has its moment [`FIRST_FRAME`] later: its first request may
+//!   be on its way. So has one in a handshake that brought a byte, or was accepted less than that
+//!   ago; another one whose PROXY header is not complete, or whose handshake is not done, is closed
+//!   at once.
+//! * A connection from the queue of a listener comes later than the others, and is cut
+//!   [`FIRST_FRAME`] after the turn that admitted it.
+//! * A lane may wait for another one ([`Shard::drain_lane_later`]): its listeners close with the
+//!   others, and its connections are served as before. Once they are let go ([`Shard::drain_lane`])
+//!   they have a separate wave, *Looking* and *Finishing* once more, within the same time.
+//! * Connections to upstreams stay until the last accepted one is gone, which may need them. Then
+//!   their queued bytes are sent, and they are closed. "The last" includes those of other shards,
+//!   as long as a shard [awaits](Shard::await_others) them.
+//! * *Aborted*, after [`ServerLimits::drain_timeout`](crate::ServerLimits::drain_timeout) or at the
+//!   order: every connection is reset.
+//! * Connections that remain after [`GIVE_UP`] and [`LAST_LOOKS`] are left behind: a completion of
+//!   the driver did not come.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -42,28 +48,33 @@ use super::turn::Event;
 use crate::connection::{Conn, Intake, OpenState};
 use crate::{CloseReason, ConnId, LaneId, Observer, Time};
 
-/// Turns that bring bytes until connections are cut: the few that the first of 256 completions may need while others come in
-/// between. A client that sends its next request with each answer gets one more answer for each of them.
+/// Turns that bring bytes until connections are cut: the few that the first of 256 completions may
+/// need while others come in between. A client that sends its next request with each answer gets
+/// one more answer for each of them.
 const LOOKS_MIN: u32 = 16;
 
-/// Connections for each of which one more look is granted: a turn takes 256 completions, and a connection may have had several.
+/// Connections for each of which one more look is granted: a turn takes 256 completions, and a
+/// connection may have had several.
 const CONNECTIONS_A_LOOK: u32 = 8;
 
-/// Time that a connection has for its first request, and a handshake that began for its end: two round trips of a slow network
-/// and the turns in which its socket becomes one of the driver's. Half of the drain's time at most.
+/// Time that a connection has for its first request, and a handshake that began for its end: two
+/// round trips of a slow network and the turns in which its socket is adopted by the driver. Half
+/// of the drain's time at most.
 const FIRST_FRAME: Duration = Duration::from_millis(500);
 
-/// Time before the end of the drain in which no connection is cut for its spread any more. Half of the drain's time at most.
+/// Time before the end of the drain in which no connection is cut for its spread. Half of the
+/// drain's time at most.
 const LAST_LEAVERS: Duration = Duration::from_secs(1);
 
-/// Time that the driver has to end aborted connections, and more time once the shard has looked at completions of that time: a
-/// machine that slept finds all of them there. Together the rest of the 30 s after which Kubernetes kills, with the default of
-/// `ServerLimits::drain_timeout`. A kernel that ends nothing in that time does not do so later.
+/// Time that the driver has to end aborted connections, and more time once the shard has looked at
+/// completions of that time: a machine that slept finds all of them there. Together the rest of the
+/// 30 s after which Kubernetes kills, with the default of `ServerLimits::drain_timeout`. A kernel
+/// that ends nothing in that time does not do so later.
 const GIVE_UP: Duration = Duration::from_secs(4);
 const LAST_LOOKS: Duration = Duration::from_secs(1);
 
-/// Connections that get `draining` in a turn, so that a crowd of them keeps none waiting for long: at a microsecond each half a
-/// millisecond.
+/// Connections that get `draining` in a turn, so that a crowd of them keeps none waiting for long:
+/// at a microsecond each half a millisecond.
 const NOTIFIED_IN_A_TURN: u32 = 512;
 
 /// All connections had `draining`.
@@ -72,19 +83,19 @@ const ALL_NOTIFIED: u32 = u32::MAX;
 /// The drain of the shard.
 pub(super) struct Drain {
     stage: Stage,
-    /// The slot whose connection gets `draining` next, [`ALL_NOTIFIED`] behind the last. A connection before it that opens gets it
-    /// then.
+    /// The slot whose connection gets `draining` next, [`ALL_NOTIFIED`] after the last. A
+    /// connection before it that opens gets it then.
     notified: u32,
-    /// Connections admitted since the begin or right before, with the time at which they are cut: `None` until the turn after
-    /// the one that admitted them begins.
+    /// Connections admitted since the start of the drain or right before, with the time at which
+    /// they are cut: `None` until the turn after the one that admitted them begins.
     newcomers: VecDeque<(Option<Time>, ConnId)>,
     /// Connections that had a frame, and those that may still bring their first one, of each wave.
     leavers: Vec<Leavers>,
-    /// Lanes were let go whose wave has not begun.
+    /// Some lanes were let go whose wave has not begun.
     has_next: bool,
-    /// Time over which they leave.
+    /// The time over which they are closed.
     spread: Duration,
-    /// Connections to upstreams are being closed, and none is made any more.
+    /// Connections to upstreams are being closed, and no new one is made.
     outbound_closed: bool,
 }
 
@@ -140,7 +151,7 @@ impl Drain {
         if self.notified != ALL_NOTIFIED || self.may_go_on() {
             return Some(Time::ZERO);
         }
-        // A newcomer without a time has a turn at once. The last ones are those without.
+        // A connection without a time needs a turn at once. The last ones are those without.
         let untimed = self.newcomers.back().is_some_and(|(at, _)| at.is_none());
         let newcomer =
             if untimed { Some(Time::ZERO) } else { self.newcomers.front().and_then(|(at, _)| *at) };
@@ -164,7 +175,7 @@ impl Drain {
         self.leavers.iter_mut().find_map(|leavers| leavers.take_due(now))
     }
 
-    /// True once listeners are closed and no upstream is connected to any more.
+    /// True once listeners are closed and no new connection to an upstream is made.
     fn has_stopped(&self) -> bool {
         !matches!(self.stage, Stage::Delayed { .. })
     }
@@ -173,14 +184,14 @@ impl Drain {
 /// Connections that are cut one after the other, at equal distances.
 #[derive(Default)]
 struct Leavers {
-    /// The next one is the last of them.
+    /// The ids in reverse order: the last one is the next.
     ids: Vec<ConnId>,
     at: Time,
     distance: Duration,
 }
 
 impl Leavers {
-    /// All of them between `from` and `spread` later, in an order that `seed` decides.
+    /// Spreads all of them between `from` and `spread` later, in an order that `seed` decides.
     fn new(mut ids: Vec<ConnId>, from: Time, spread: Duration, seed: u64) -> Leavers {
         let mut state = seed;
         for left in (2..=ids.len()).rev() {
@@ -194,7 +205,7 @@ impl Leavers {
         Leavers { ids, at: from, distance }
     }
 
-    /// When the next one is cut.
+    /// The time at which the next one is cut.
     fn next(&self) -> Option<Time> {
         (!self.ids.is_empty()).then_some(self.at)
     }
@@ -210,9 +221,10 @@ impl Leavers {
 }
 
 impl<O: Observer> Shard<O> {
-    /// Begins to shut down, at once or after [`ServerLimits::drain_delay`](crate::ServerLimits::drain_delay): listeners are
-    /// closed, received frames are answered, and connections are closed when they owe nothing, one after the other over
-    /// [`ServerLimits::drain_spread`](crate::ServerLimits::drain_spread); after
+    /// Begins to shut down, at once or after
+    /// [`ServerLimits::drain_delay`](crate::ServerLimits::drain_delay): listeners are closed,
+    /// received frames are answered, and connections are closed when they owe nothing, one after
+    /// the other over [`ServerLimits::drain_spread`](crate::ServerLimits::drain_spread); after
     /// [`ServerLimits::drain_timeout`](crate::ServerLimits::drain_timeout) the rest is aborted.
     pub fn drain(&mut self) {
         if self.drain.is_some() {
@@ -235,7 +247,8 @@ impl<O: Observer> Shard<O> {
         self.abort_each(CloseReason::ServerAborted);
     }
 
-    /// Closes connections to upstreams after their queued bytes, at the end of a turn, once no accepted connection is left.
+    /// Closes connections to upstreams after their queued bytes, at the end of a turn, once no
+    /// accepted connection is left.
     #[cold]
     #[inline(never)]
     pub(super) fn close_outbound(&mut self) {
@@ -252,9 +265,9 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Whether other shards have connections, whose calls may need this one or an upstream of it: until they have none, a shard
-    /// without connections is not [done](Shard::is_done) before its drain is aborted. True if that is new; a turn is due
-    /// once they have none.
+    /// Sets whether other shards have connections, whose calls may need this one or an upstream of
+    /// it: until they have none, a shard without connections is not [done](Shard::is_done) before
+    /// its drain is aborted. True if that is new; a turn is due once they have none.
     pub fn await_others(&mut self, awaits: bool) -> bool {
         core::mem::replace(&mut self.awaits_others, awaits) != awaits
     }
@@ -275,13 +288,13 @@ impl<O: Observer> Shard<O> {
         Stage::Looking { deadline, turns_left, first_turn: true }
     }
 
-    /// Has the connections of a lane served as before in a drain, until [`drain_lane`](Shard::drain_lane) or its end. Before the
-    /// first turn.
+    /// Makes the shard serve the connections of a lane as before in a drain, until
+    /// [`drain_lane`](Shard::drain_lane) or its end. Before the first turn.
     pub fn drain_lane_later(&mut self, lane: LaneId) {
         self.lanes[lane].wave = Wave::Waits;
     }
 
-    /// Has the connections of a lane that waited drain too.
+    /// Drains the connections of a lane that waited.
     pub fn drain_lane(&mut self, lane: LaneId) {
         if self.lanes[lane].wave == Wave::Waits {
             self.lanes[lane].wave = Wave::Next;
@@ -291,8 +304,9 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// True once the shard has stopped, the lane does not wait, and none of its connections is left. From then on none comes:
-    /// another shard may have one on its way here, which is refused.
+    /// True once the shard has stopped, the lane does not wait, and none of its connections is
+    /// left. From then on none is added: another shard may have one on its way here, which is
+    /// refused.
     pub fn is_lane_over(&mut self, lane: LaneId) -> bool {
         let LaneState { wave, connections, .. } = self.lanes[lane];
         let is_left = || connections > 0 || self.accepting.is_open(lane);
@@ -303,13 +317,13 @@ impl<O: Observer> Shard<O> {
         true
     }
 
-    /// True once the connections of a lane have their moments, or had them: for those whose service holds them open, which end by
-    /// themselves.
+    /// True once the connections of a lane have their moments, or had them: for those that their
+    /// service holds open, which end by themselves.
     pub fn is_lane_leaving(&self, lane: LaneId) -> bool {
         self.has_stopped() && matches!(self.lanes[lane].wave, Wave::Begun | Wave::Over)
     }
 
-    /// True once the shard has stopped, for what does not wait for another lane.
+    /// True once the shard has stopped, for a connection whose lane does not wait for another one.
     pub(super) fn has_stopped_for(&self, id: ConnId) -> bool {
         let waits = |conn: &Conn| matches!(self.lanes[conn.lane].wave, Wave::Waits | Wave::Next);
         self.has_stopped() && !self.conns.get(id).is_some_and(waits)
@@ -328,7 +342,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Ends the delay: nothing new from here on.
+    /// Ends the delay: nothing new is accepted from here on.
     fn stop(&mut self) {
         if self.has_stopped() {
             return;
@@ -342,23 +356,24 @@ impl<O: Observer> Shard<O> {
         self.retry_accepts();
     }
 
-    /// True once the shard drains and its [`drain_delay`](crate::ServerLimits::drain_delay) is over: its listeners are closed, or
-    /// being closed.
+    /// True once the shard drains and its [`drain_delay`](crate::ServerLimits::drain_delay) is
+    /// over: its listeners are closed, or being closed.
     pub fn has_stopped(&self) -> bool {
         self.drain.as_ref().is_some_and(Drain::has_stopped)
     }
 
-    /// Time over which connections are closed since those of their lane [leave](Shard::is_lane_leaving).
+    /// Time over which connections are closed from the moment at which those of their lane
+    /// [leave](Shard::is_lane_leaving).
     pub fn drain_spread(&self) -> Duration {
         self.drain.as_ref().map_or(Duration::ZERO, |drain| drain.spread)
     }
 
-    /// Time for a request that is on its way then.
+    /// Time for a request that is on its way at that moment.
     pub fn first_frame_time(&self) -> Duration {
         FIRST_FRAME.min(self.limits.drain_timeout / 2)
     }
 
-    /// True if a socket that comes now may still become a connection.
+    /// True if a new socket may still become a connection.
     pub(super) fn takes_newcomers(&self) -> bool {
         let stage = self.drain.as_ref().map(|drain| drain.stage);
         !matches!(stage, Some(Stage::Aborted { .. } | Stage::GivenUp))
@@ -392,7 +407,8 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Notes an opened connection. One that opens in a drain, behind the others, gets `draining` too.
+    /// Notes an opened connection. One that opens in a drain, after the others, gets `draining`
+    /// too.
     pub(super) fn notify_opened(&mut self, id: ConnId) {
         let Some(drain) = &self.drain else { return };
         let is_told = self.lane_of(id).map(|lane| &self.lanes[lane]).is_some_and(|lane| match lane.wave {
@@ -405,14 +421,14 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Takes the drain on, in a turn that brings `completions` completions.
+    /// Advances the drain, in a turn that brings `completions` completions.
     #[cold]
     #[inline(never)]
     pub(super) fn step_drain(&mut self, completions: usize) {
         if self.drain.as_ref().is_some_and(Drain::may_go_on) {
             self.begin_next_wave();
         }
-        // Who is told now hears of it behind this.
+        // Connections informed now receive the event after this point.
         let all_told = self.drain.as_ref().is_some_and(|drain| drain.notified == ALL_NOTIFIED);
         self.notify_draining();
         let Some(drain) = &mut self.drain else { return };
@@ -477,14 +493,15 @@ impl<O: Observer> Shard<O> {
         ]);
     }
 
-    /// The time over which the connections of a wave leave, `connections` of which are here, within the `left` time of the drain.
+    /// The time over which the connections of a wave are closed, `connections` of which are here,
+    /// within the `left` time of the drain.
     fn spread(&self, connections: usize, left: Duration) -> Duration {
-        // The last ones have time to answer what came, and to say that they close.
+        // The last ones need time to answer what came, and to announce that they close.
         let latest = left.saturating_sub(LAST_LEAVERS.min(left / 2));
         let by_number = || {
             let here = self.conns.len().max(1);
             let all = self.accepting.used_by_all().unwrap_or(here);
-            // Of all shards, on which the service has the same part.
+            // Those of all shards, on the assumption that the service has the same part of each.
             let wave = (all * connections).div_ceil(here);
             Duration::from_millis(wave as u64).min(left.saturating_sub(self.first_frame_time()) / 2)
         };
@@ -506,11 +523,11 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Drops later bytes from now on, with the start of a frame that is not whole.
+    /// Drops later bytes from now on, together with the start of an unfinished frame.
     fn cut(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.intake = Intake::Cut;
-        // Rates do not hold from here on.
+        // Rates do not apply from here on.
         self.resume_reads(id);
         let Some(conn) = self.conns.get_mut(id) else { return };
         if conn.is_starting() {
@@ -567,22 +584,23 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// True once the shard drained: no connection is left, [here or elsewhere](Shard::await_others), and none is accepted; or the driver did not end those that are [left
-    /// behind](Shard::left_behind).
+    /// True once the shard drained: no connection is left, [here or
+    /// elsewhere](Shard::await_others), and none is accepted; or the driver did not end those that
+    /// are [left behind](Shard::left_behind).
     pub fn is_done(&self) -> bool {
         let Some(drain) = self.drain.as_ref().filter(|drain| drain.has_stopped()) else { return false };
         let over = self.conns.is_empty() && self.accepting.is_stopped() && !self.outlasts();
         (over || drain.stage == Stage::GivenUp) && self.events.is_empty()
     }
 
-    /// Connections and listeners that the driver did not end although they were aborted, once the shard no longer waits for
-    /// them. The kernel may still use their memory.
+    /// Connections and listeners that the driver did not end although they were aborted, once the
+    /// shard no longer waits for them. The kernel may still use their memory.
     pub fn left_behind(&self) -> usize {
         let given_up = self.drain.as_ref().is_some_and(|drain| drain.stage == Stage::GivenUp);
         if given_up { self.conns.len() + self.accepting.listeners_left() } else { 0 }
     }
 
-    /// True if bytes for a connection are dropped, since the shard drains.
+    /// True if bytes for a connection are dropped because the shard drains.
     pub fn is_cut(&self, id: ConnId) -> bool {
         self.conns.get(id).is_some_and(|conn| conn.is_cut())
     }

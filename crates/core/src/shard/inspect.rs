@@ -1,4 +1,5 @@
-//! Connections as they look from outside. Nothing is kept for it but the time at which each began, in the word of its slot.
+//! Connections as they appear from outside. Nothing is kept for this purpose except the time at
+//! which each began, in the word of its slot.
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -8,27 +9,27 @@ use super::Shard;
 use crate::connection::{Conn, OpenState, Outlet, State};
 use crate::{Account, ConnId, LaneId, Observer, Stamp};
 
-/// How far a connection is, and what it waits for.
+/// The stage of a connection, and what it waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConnState {
-    /// One to an upstream that is being made.
+    /// A connection to an upstream that is being made.
     Connecting,
     /// Its PROXY header or its handshake is awaited.
     Starting,
     /// Its `open` waits.
     Opening,
-    /// Calls wait for nothing, and the peer for nothing: its next frame is awaited.
+    /// No call waits: its next frame is awaited.
     Open,
     /// A call waits.
     Calling,
-    /// Receiving is paused, since more came than was looked at.
+    /// Receiving is paused, because more bytes came than were looked at.
     Paused,
-    /// No frame is handed out, since the peer does not take what is in the outbox.
+    /// No frame is handed out, because the peer does not take the bytes in the outbox.
     HeldBack,
-    /// No frame is handed out, since the peer sent faster than it may.
+    /// No frame is handed out, because the peer sent faster than it may.
     TooFast,
-    /// Its end was asked for, and what is in the outbox leaves.
+    /// Its end was requested, and the bytes in the outbox are being sent.
     Draining,
 }
 
@@ -55,7 +56,8 @@ impl fmt::Display for ConnState {
     }
 }
 
-/// A connection that has not ended, as it looks now. Times are in steps of 17 ms, and none is longer than 2.28 years.
+/// A connection that has not ended, as it looks now. Times are in steps of 17 ms, and none is
+/// longer than 2.28 years.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnView {
     /// Its lane.
@@ -64,17 +66,17 @@ pub struct ConnView {
     pub listener: u16,
     /// The peer's address, if it has one.
     pub peer: Option<SocketAddr>,
-    /// Since it was adopted, or began to be made.
+    /// Time since it was adopted, or began to be made.
     pub age: Duration,
-    /// Since bytes came, or a call was done.
+    /// Time since bytes came, or a call was done.
     pub idle: Duration,
     /// Bytes queued or with the kernel.
     pub outbox_bytes: usize,
-    /// What it does.
+    /// Its stage.
     pub state: ConnState,
     /// Calls that wait; its `open` is one.
     pub calls: u16,
-    /// Since when the oldest of them waits.
+    /// The time for which the oldest of them has waited.
     pub oldest_call: Option<Duration>,
     /// Its counts, if they are kept.
     pub account: Option<Account>,
@@ -87,15 +89,15 @@ pub enum ConnFigure {
     Outbox,
     /// Time since bytes came.
     Idle,
-    /// Bytes that came, 0 where they are not counted.
+    /// Bytes that came, 0 if they are not counted.
     BytesIn,
     /// Time since it was adopted.
     Age,
-    /// Time for which its oldest call waits, 0 without one.
+    /// Time for which its oldest call has waited, 0 without one.
     OldestCall,
 }
 
-/// What is compared and added up of a connection that has not ended.
+/// Figures of a connection that has not ended, to compare and to add up.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnFigures {
     /// Its name.
@@ -104,7 +106,7 @@ pub struct ConnFigures {
     pub value: u64,
     /// Bytes queued or with the kernel.
     pub outbox_bytes: usize,
-    /// No frame is handed out, since the peer does not take what is in the outbox.
+    /// No frame is handed out, because the peer does not take the bytes in the outbox.
     pub is_held_back: bool,
     /// Calls that wait; its `open` is one.
     pub calls: u16,
@@ -116,8 +118,8 @@ impl<O: Observer> Shard<O> {
         self.conns.used()
     }
 
-    /// A figure of the connection in a slot, with those that are added up: `None` if there is none that has not ended, and,
-    /// where `calling` is asked for, if no call of it waits.
+    /// A figure of the connection in a slot, with those that are added up: `None` if it has none
+    /// that has not ended and, if `calling` is requested, if no call of it waits.
     #[inline]
     pub fn figures_at(&self, slot: u32, figure: ConnFigure, calling: bool) -> Option<ConnFigures> {
         let id = self.conns.id_at(slot)?;
@@ -140,7 +142,7 @@ impl<O: Observer> Shard<O> {
         Some(ConnFigures { id, value, outbox_bytes, is_held_back, calls: conn.calls })
     }
 
-    /// When a connection was adopted, or began to be made.
+    /// The time at which a connection was adopted, or began to be made.
     fn began(&self, id: ConnId) -> Stamp {
         self.conns.word(id).map_or(self.stamp, Stamp::from_bits)
     }
@@ -149,7 +151,7 @@ impl<O: Observer> Shard<O> {
         stamp.age(self.stamp).as_millis() as u64
     }
 
-    /// A connection as it looks now, until it ended.
+    /// A connection as it is now, until it ends.
     pub fn view(&self, id: ConnId) -> Option<ConnView> {
         let conn = self.conns.get(id)?;
         let outlet = conn.outlet()?;

@@ -1,7 +1,7 @@
 //! Lanes: the shared settings and counters of connections of one kind.
 //!
-//! A service is a lane, and so are connections to upstreams. A connection names its lane by a number, so that one table, one
-//! wheel and one list of dirty connections serve all.
+//! A service is a lane, and so are connections to upstreams. A connection names its lane by a
+//! number, so that one table, one wheel and one list of dirty connections serve all.
 
 use alloc::rc::Rc;
 use alloc::vec::Vec;
@@ -17,18 +17,19 @@ use crate::limits::{ReadRates, Times};
 use crate::{ConnId, ConnStats, LaneId, Limits, Observer};
 use core::net::SocketAddr;
 
-/// How far the shard's drain is with the connections of a lane. Those that wait for another lane have a later wave.
+/// The stage of the shard's drain for the connections of a lane. Those that wait for another lane
+/// have a later wave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wave {
     /// They are served as before until [`Shard::drain_lane`].
     Waits,
     /// They have the next wave.
     Next,
-    /// They have this one: they are told, and what had arrived is taken in.
+    /// They have this one: they are informed, and bytes that had arrived are taken in.
     Begins,
     /// Each has its moment, or had it.
     Begun,
-    /// None is left, and none comes any more.
+    /// None is left, and none is added.
     Over,
 }
 
@@ -42,7 +43,7 @@ pub(super) struct LaneState {
     pub counters: ConnStats,
     /// True for upstreams: in a drain they stay until no other connection is left.
     pub is_outbound: bool,
-    /// How far a drain is with it.
+    /// The stage of a drain for it.
     pub wave: Wave,
     /// Connections that exist.
     pub connections: usize,
@@ -50,14 +51,14 @@ pub(super) struct LaneState {
     pub connections_max: usize,
 }
 
-/// All lanes of a shard. Where the first one is needs no look at a length.
+/// All lanes of a shard. The first one lies where no bounds check is needed.
 pub(super) struct Lanes {
     first: LaneState,
     others: Vec<LaneState>,
     /// Accepted connections of all lanes, with their limit.
     inbound: usize,
     inbound_max: usize,
-    /// Accepted connections that there may be beyond it.
+    /// The number of accepted connections allowed beyond it.
     inbound_reserved: usize,
 }
 
@@ -78,18 +79,18 @@ impl Lanes {
         self.inbound
     }
 
-    /// Room for further accepted connections, behind those that were `asked` for.
+    /// Room for further accepted connections, after those for which the services are `asked`.
     #[inline]
     pub(super) fn inbound_left(&self, asked: usize) -> usize {
         self.inbound_max.saturating_sub(self.inbound + asked)
     }
 
-    /// The same for those that may have reserved slots.
+    /// The same room for those that may have reserved slots.
     pub(super) fn reserved_left(&self) -> usize {
         self.inbound_max + self.inbound_reserved - self.inbound
     }
 
-    /// Accepted connections at most, without those.
+    /// The most accepted connections, without the reserved ones.
     pub(super) fn inbound_max(&self) -> usize {
         self.inbound_max
     }
@@ -126,7 +127,7 @@ impl Lanes {
         core::iter::once(&self.first).chain(&self.others)
     }
 
-    /// The lanes that were in one stage of their drain come to the next one.
+    /// Moves the lanes in one stage of their drain to the next one.
     pub(super) fn next_wave(&mut self, from: Wave, to: Wave) {
         let all = core::iter::once(&mut self.first).chain(&mut self.others);
         all.filter(|lane| lane.wave == from).for_each(|lane| lane.wave = to);
@@ -205,17 +206,18 @@ impl IndexMut<LaneId> for Lanes {
 }
 
 impl<O: Observer> Shard<O> {
-    /// Adds a lane for connections to upstreams, at most `connections_max` of them. The limits of single connections hold for
-    /// them; sums of memory, the time to connect and the times of a drain are the shard's.
+    /// Adds a lane for connections to upstreams, at most `connections_max` of them. The limits of
+    /// single connections apply to them; sums of memory, the time to connect and the times of a
+    /// drain are the shard's.
     pub fn add_outbound(&mut self, limits: Limits, connections_max: usize, encoding: Encoding) -> LaneId {
         let connect_timeout = self.limits.connect_timeout;
         let state = LaneState::new(&self.shared, limits, connections_max, encoding, true, connect_timeout);
         self.lanes.push(state)
     }
 
-    /// Adds a lane for connections that are accepted at `listeners` further listeners, numbered behind the present ones. The
-    /// limits of single connections hold for them; the number of connections is bounded by the shard, for all such lanes
-    /// together. Before the first turn.
+    /// Adds a lane for connections that are accepted at `listeners` further listeners, numbered
+    /// after the present ones. The limits of single connections apply to them; the number of
+    /// connections is bounded by the shard, for all such lanes together. Before the first turn.
     pub fn add_inbound(&mut self, limits: Limits, listeners: u16, encoding: Encoding) -> LaneId {
         let most = self.lanes.inbound_max;
         let lane = self.lanes.push(LaneState::new(&self.shared, limits, most, encoding, false, None));
@@ -223,7 +225,8 @@ impl<O: Observer> Shard<O> {
         lane
     }
 
-    /// Puts a connection into the table, with the block that `block` makes. `None` if there is no memory for it.
+    /// Puts a connection into the table, with the block that `block` makes. `None` if there is no
+    /// memory for it.
     pub(super) fn insert(
         &mut self,
         lane: LaneId,
@@ -231,7 +234,7 @@ impl<O: Observer> Shard<O> {
         listener: u16,
         block: impl FnOnce(Outlet) -> Option<ConnHead>,
     ) -> Option<ConnId> {
-        // For the parts beside it, which cannot fail.
+        // For the other tables, whose insertion then cannot fail.
         if !has_room_for::<Conn>() {
             return None;
         }

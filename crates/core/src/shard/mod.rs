@@ -1,7 +1,7 @@
 //! The state machine of one core.
 //!
-//! [`turn`](Shard::turn) takes completions in and dispatches their events to a [`Lane`]; [`take_ops`](Shard::take_ops) returns
-//! the operations that follow. One verb a file.
+//! [`turn`](Shard::turn) takes completions in and dispatches their events to a [`Lane`];
+//! [`take_ops`](Shard::take_ops) returns the operations that follow. Each file has one verb.
 // May use: all other rooms.
 // Begin with: `turn.rs`.
 
@@ -51,10 +51,12 @@ use turn::Event;
 pub use turn::{EndedConn, Lane};
 use work::Work;
 
-/// Connections for which a queue keeps room once it is empty, however long a crowd made it: 8 to 16 KiB.
+/// Connections for which a queue keeps room once it is empty, however long a crowd made it: 8 to 16
+/// KiB.
 const QUEUE_KEPT: usize = 1024;
 
-/// Bytes of blocks kept for large frames: a sixteenth of what connections may hold, which they come on top of, and 32 MiB at most.
+/// Bytes of blocks kept for large frames: a sixteenth of what connections may hold, in addition to
+/// that, and 32 MiB at most.
 fn kept_bytes_max(limits: &ServerLimits) -> usize {
     (limits.held_bytes_max / 16).min(32 << 20)
 }
@@ -74,7 +76,7 @@ pub struct Shard<O: Observer = ()> {
     conns: Slots<Conn>,
     wheel: Wheel,
     now: Time,
-    /// The time of the turn, as connections keep it.
+    /// The time of the turn, in the form that connections keep.
     stamp: Stamp,
     ops: Vec<Op>,
     /// Something depends on a send of this turn.
@@ -87,8 +89,8 @@ pub struct Shard<O: Observer = ()> {
     had_more: bool,
     /// Sources of work were left waiting for a page.
     has_pages: bool,
-    /// The next turn has more to begin with than most: that is so, or the shard drains, headers or handshakes are awaited, or
-    /// sources wait for a page.
+    /// The next turn has more to begin with than most: `had_more`, a drain, awaited headers or
+    /// handshakes, or sources that wait for a page.
     begins_aside: bool,
     events: VecDeque<Event>,
     work: Work,
@@ -111,13 +113,13 @@ pub struct Shard<O: Observer = ()> {
     watched: VecDeque<(ConnId, Stamp)>,
     /// Receive memory is short: frames are copied, nothing is lent.
     short_of_buffers: bool,
-    /// Leased buffers from which on it is: none, where frames are always copied.
+    /// The number of leased buffers from which on it is: 0 if frames are always copied.
     short_from: usize,
-    /// Frames are copied always, since the driver's buffers must not be kept.
+    /// Frames are always copied, because the driver's buffers must not be kept.
     copy_always: bool,
     accepting: Accepting,
     drain: Option<Drain>,
-    /// Calls of connections that others have may still need this shard.
+    /// Calls of other shards' connections may still need this shard.
     awaits_others: bool,
     /// Kept for its memory.
     scratch: Vec<ConnId>,
@@ -132,8 +134,9 @@ impl<O: Observer> Drop for Shard<O> {
 }
 
 impl<O: Observer> Shard<O> {
-    /// Makes a shard within `limits` with one lane, [`LaneId::FIRST`], within `first`: at most `connections_max` connections of
-    /// `listeners` listeners, with replies written by `encoding`. The limits must have been checked.
+    /// Makes a shard within `limits` with one lane, [`LaneId::FIRST`], within `first`: at most
+    /// `connections_max` connections of `listeners` listeners, with replies written by `encoding`.
+    /// The limits must have been checked.
     pub fn new(
         limits: ServerLimits,
         first: Limits,
@@ -187,20 +190,20 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Copies every frame before it is handed out, and lends none. For simulations: a shard does so where few of its buffers
-    /// are left.
+    /// Copies every frame before it is handed out, and lends none. For simulations: a shard does so
+    /// when few of its buffers are left.
     pub fn copy_frames(&mut self) {
         (self.copy_always, self.short_from) = (true, 0);
     }
 
-    /// Bounds a turn to `calls` calls, and the smallest batch of a connection's frames to `batch`; both at least 1. By default
-    /// 4096 and 16. For simulations, where few frames must fill a turn.
+    /// Bounds a turn to `calls` calls, and the smallest batch of a connection's frames to `batch`;
+    /// both at least 1. By default 4096 and 16. For simulations, where few frames must fill a turn.
     pub fn bound_turn(&mut self, calls: u32, batch: u32) {
         self.work = Work::bounded(calls, batch);
     }
 
-    /// Receives frames that lack `bytes` straight into their blocks, without the driver's buffers. By default 32 KiB. For
-    /// simulations, whose frames are small.
+    /// Receives frames that lack `bytes` straight into their blocks, without the driver's buffers.
+    /// By default 32 KiB. For simulations, whose frames are small.
     pub fn large_from(&mut self, bytes: usize) {
         self.large_from = bytes.max(1);
     }
@@ -210,7 +213,7 @@ impl<O: Observer> Shard<O> {
         self.conns.get(id).is_some_and(|conn| conn.queued.is_in(QueueFlags::RUNNABLE))
     }
 
-    /// A connection's outlet and session, until it ended.
+    /// A connection's outlet and session, until it ends.
     pub fn shared(&self, id: ConnId) -> Option<&ConnHead> {
         self.conns.get(id)?.shared.as_ref()
     }
@@ -245,7 +248,7 @@ impl<O: Observer> Shard<O> {
         &self.observer
     }
 
-    /// The observer, to tell it what it is to watch.
+    /// The observer, to change what it watches.
     pub fn observer_mut(&mut self) -> &mut O {
         &mut self.observer
     }

@@ -12,26 +12,29 @@ use crate::{CloseReason, ConnId, Observer, Op, ReceiveEnd, ServerLimits};
 /// Missing bytes from which a frame is received straight into its block.
 pub(super) const LARGE_BYTES: usize = 32 * 1024;
 
-/// The part of the receive memory up to which full buffers are kept as they are behind replies that are on their way: those wait
-/// for a moment.
+/// The part of the receive memory up to which full buffers are kept as they are while they wait for
+/// replies on their way: that takes only a moment.
 pub(super) const KEPT_FOR_A_MOMENT: usize = 2;
 
-/// The same behind calls and readers, which may wait for ever: the rest of the receive memory goes on serving the others.
+/// The same part while they wait for calls and readers, possibly for ever: the rest of the receive
+/// memory goes on serving the others.
 pub(super) const KEPT_FOR_LONG: usize = 4;
 
-/// Receives that end by themselves after a large frame. The next bytes are the head of another large frame, or there is none; a
-/// receive that goes on would bring much of such a frame before it ends, and take a cancel.
+/// Receives that end by themselves after a large frame. The next bytes are the head of another
+/// large frame, or there is none; a receive that goes on would bring much of such a frame before it
+/// ends, and take a cancel.
 const BULK_RECEIVES: u8 = 8;
 
-/// The same after a stream was paused: as many as fill its outbox and its inbox once more by the default marks, a buffer each, so
-/// that a reader that stays behind is paused again without a receive that goes on. That one would bring 32 buffers before it is
-/// told to stop. Each takes up to 16 buffers on epoll, so that what is passed on leaves in fewer sends.
+/// Receives that end by themselves after a stream was paused: as many as fill its outbox and its
+/// inbox once more by the default marks, a buffer each, so that a slow reader is paused again
+/// without a receive that goes on. Such a receive would bring 32 buffers before it is stopped. Each
+/// takes up to 16 buffers on epoll, so that forwarded bytes leave in fewer sends.
 const RECEIVES_AFTER_PAUSE: u8 = 32;
 
 /// `EIO`, as every Linux has it.
 const EIO: i32 = 5;
 
-/// Leased buffers from which on receive memory is short: more than half of it.
+/// The number of leased buffers from which on receive memory is short: more than half of it.
 pub(super) fn short_from(limits: &ServerLimits) -> usize {
     limits.receive_bytes_max / limits.receive_buffer_bytes.saturating_mul(2).max(1) + 1
 }
@@ -49,8 +52,9 @@ impl<O: Observer> Shard<O> {
         };
         lane_shared.moved.bytes_received.add(lease.len() as u64);
         if !conn.is_open() {
-            // The peer still sends as its time to close is over, and its input is being shut down. What was read behind that
-            // opens no window: without a reset the peer would wait for one until the kernel forgets the connection.
+            // The peer still sends although its time to close is over, and its input is being shut
+            // down. Bytes read after that open no window: without a reset the peer would wait for
+            // one until the kernel forgets the connection.
             conn.aborting |=
                 conn.state == State::Closing && conn.receive == Flight::Stopping && !conn.lingering;
             return;
@@ -93,7 +97,7 @@ impl<O: Observer> Shard<O> {
         } else if conn.has_channel() {
             self.unseal(id, lease, lane);
         } else if conn.takes_frames() && conn.waiting_bytes() == 0 {
-            // How fast its peer sends is limited.
+            // The rate at which its peer sends is limited.
             self.begin_batch();
             self.hand_out_aside(id, lease.freeze(), false, lane);
         } else {
@@ -120,7 +124,7 @@ impl<O: Observer> Shard<O> {
             (conn.active_at, conn.heard_at, conn.missed_heartbeats) = (now, now, 0);
         }
         if bytes > 0 && conn.state == State::Closing && conn.receive == Flight::Stopping {
-            // As where bytes come by a lease.
+            // As for bytes that come in a lease.
             conn.aborting |= !conn.lingering;
         }
         let mut looks = false;
@@ -132,7 +136,7 @@ impl<O: Observer> Shard<O> {
             None => drop(block),
         }
         if conn.is_cut() {
-            // Nothing can be behind it.
+            // Nothing can follow it.
             self.drop_input(id);
             self.close_if_quiet(id);
         } else if looks {
@@ -142,13 +146,13 @@ impl<O: Observer> Shard<O> {
         self.receive_ended(id, end);
     }
 
-    /// Prepares for a large frame that began: it is received straight into its block, once the armed receive has ended, and
-    /// further receives end by themselves for a while.
+    /// Prepares for a large frame that began: it is received straight into its block, once the
+    /// armed receive has ended, and further receives end by themselves for a while.
     #[cold]
     pub(super) fn expect_large(&mut self, id: ConnId) {
         // Records are received as they arrive.
         let Some(conn) = self.conns.get_mut(id).filter(|conn| !conn.has_channel()) else { return };
-        // Without that the one that is armed goes on.
+        // Without the stop, the armed receive would go on.
         let goes_on = core::mem::replace(&mut conn.bulk, BULK_RECEIVES) == 0;
         if goes_on && conn.receive.stop() {
             self.ops.push(Op::ReceiveStop { id });
@@ -194,7 +198,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Every byte was looked at, and something may wait for that.
+    /// Handles the moment at which every byte was looked at, for which something may wait.
     pub(super) fn out_of_bytes(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.inbox.take_if(|inbox| inbox.is_empty());
@@ -221,8 +225,8 @@ impl<O: Observer> Shard<O> {
     /// Ends the input: the peer sent FIN and every frame is answered.
     fn finish_input(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        // Calls that wait owe an answer, and each looks here again when it is done. And what the service ended before is
-        // carried out at the end of the turn, with that as the reason.
+        // Waiting calls owe an answer, and each looks here again when it is done. If the service
+        // ended the connection before, that is carried out at the end of the turn, with its reason.
         if conn.has_handler() || conn.outlet().is_some_and(Outlet::has_requests) {
             return;
         }
@@ -269,13 +273,13 @@ impl<O: Observer> Shard<O> {
         self.finish(id, reason);
     }
 
-    /// Keeps bytes until the connection takes frames again: behind all others, or before them if they are the rest of the lease
-    /// at hand.
+    /// Keeps bytes until the connection takes frames again: after all others, or before them if
+    /// they are the rest of the lease at hand.
     pub(super) fn hold(&mut self, id: ConnId, lease: Lease, front: bool) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        // A connection that its service holds open is held back as ever.
+        // A connection that its service holds open is held back as usual.
         let cut = conn.is_cut();
-        // What is pinned is looked at each time, since a turn may bring as much as there is.
+        // Pinned memory is checked each time, since a turn may bring as much as there is.
         let pinned = self.pool.leased() * self.limits.receive_buffer_bytes;
         let share = if conn.is_held_back() { KEPT_FOR_A_MOMENT } else { KEPT_FOR_LONG };
         let keeps = !self.short_of_buffers && pinned * share <= self.limits.receive_bytes_max;
@@ -302,7 +306,7 @@ impl<O: Observer> Shard<O> {
     pub(super) fn pause(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id).filter(|conn| !conn.paused) else { return };
         conn.paused = true;
-        // Frames of others may end within a receive, and each would take a receive apart.
+        // Frames of others may end within a receive, and each would need a separate receive.
         if !conn.has_channel() && conn.outlet().is_some_and(Outlet::reads_on) {
             conn.bulk = RECEIVES_AFTER_PAUSE;
         }
@@ -317,9 +321,9 @@ impl<O: Observer> Shard<O> {
             && let Some(inbox) = conn.inbox.take()
         {
             self.shared.release(inbox.held_bytes());
-            // One that the driver lost does not come back.
+            // A block that the driver lost does not come back.
             let away = if conn.receive.is_on() { inbox.away_bytes() } else { 0 };
-            // The driver gives the block back; at an end it does so without being asked.
+            // The driver gives the block back; at an end it does so without a request.
             if inbox.is_away() && conn.state != State::Closing && !conn.aborting && conn.receive.stop() {
                 self.ops.push(Op::ReceiveStop { id });
             }
@@ -338,7 +342,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Arms or ends the receive as the state says.
+    /// Arms or ends the receive as the state requires.
     pub(super) fn sync_receive(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         match receive_op(conn, id) {
@@ -355,7 +359,8 @@ impl<O: Observer> Shard<O> {
         // After a switch bytes are cut by the new rule first, which may find a whole frame in them.
         let fills = conn.takes_frames() && !conn.is_cut() && !conn.outlet().is_some_and(Outlet::is_switched);
         let Some(inbox) = conn.inbox.as_mut().filter(|inbox| fills && inbox.lacks().is_some()) else {
-            // The head of a large frame takes one buffer, since what is behind it would be copied; a stream takes what it gets.
+            // The head of a large frame takes one buffer, since bytes after it would be copied; a
+            // stream takes what it gets.
             let reads_on = !conn.has_channel() && conn.outlet().is_some_and(Outlet::reads_on);
             conn.bulk -= 1;
             return self.ops.push(Op::ReceiveOnce { id, several: reads_on });
@@ -386,7 +391,8 @@ fn receive_op(conn: &mut Conn, id: ConnId) -> Option<Op> {
         return Some(if conn.bulk > 0 { Op::ReceiveOnce { id, several: false } } else { Op::Receive { id } });
     }
     if !wanted && conn.receive.stop() {
-        // Nothing is received after it: then the end of the input ends the receive, whatever else the driver waits for.
+        // Nothing is received after it: then the end of the input ends the receive, whatever else
+        // the driver waits for.
         let closing = conn.state == State::Closing;
         return Some(if closing { Op::ShutdownInput { id } } else { Op::ReceiveStop { id } });
     }

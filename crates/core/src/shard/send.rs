@@ -14,10 +14,10 @@ use crate::time::{STEP, Stamp};
 use crate::{Batch, CloseReason, ConnId, LaneId, Observer, Op, SendEnd};
 
 impl<O: Observer> Shard<O> {
-    /// Looks at every connection user code touched.
+    /// Looks at every connection that user code touched.
     pub(super) fn flush(&mut self) {
-        // Ending a connection runs no user code, so the list does not grow while it is gone through; what it would get
-        // comes in the next turn.
+        // Ending a connection runs no user code, so the list does not grow during the walk; events
+        // for user code come in the next turn.
         let mut dirty = core::mem::take(&mut self.scratch);
         self.shared.swap_dirty(&mut dirty);
         for id in &dirty {
@@ -114,8 +114,8 @@ impl<O: Observer> Shard<O> {
     pub(super) fn start_send(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         if conn.send.is_on() {
-            // It may have been started in this turn, when nothing waited for its end yet. Now something does, if
-            // only what is queued behind it.
+            // It may have been started in this turn, when nothing waited for its end yet. Now
+            // something does, if only the bytes queued after it.
             self.send_awaited = true;
             let Some(outlet) = conn.outlet() else { return };
             let room = match self.holders.room_of(id.slot()) {
@@ -129,11 +129,11 @@ impl<O: Observer> Shard<O> {
             return;
         }
         if self.holders.room_of(id.slot()) > 0 {
-            // Nothing is behind it any more.
+            // Nothing is queued after it.
             set_room(&mut self.holders, &self.shared, id, RoomOf::Pending, 0);
         }
         if conn.outlet().is_some_and(Outlet::is_over_max) {
-            // Such as a reply of 4 GiB, which no send takes.
+            // Such as a reply of 4 GiB, which does not fit into a send.
             return self.abort(id, CloseReason::OutboxFull);
         }
         if conn.has_channel() {
@@ -215,7 +215,7 @@ impl<O: Observer> Shard<O> {
         self.sent_checked(id, batch, end);
     }
 
-    /// The peer took a part of what was sent after this time.
+    /// Notes that the peer took a part of a send after this time.
     fn note_stall(&mut self, lane: LaneId, time: Duration) {
         if !time.is_zero() {
             self.observer.send_stalled(lane, time);
@@ -238,7 +238,7 @@ impl<O: Observer> Shard<O> {
         shared.left(left);
         shared.lane().moved.bytes_sent.add(left as u64);
         let looked_at = core::mem::replace(&mut conn.send_at, self.stamp);
-        // Before what may be aborted here.
+        // Before the abort that may follow.
         let stalled = batch.untaken_since.unwrap_or(looked_at).age(self.stamp);
         let (lane, was_touched) = (conn.lane, shared.is_dirty());
         let mut rest = None;
@@ -247,7 +247,7 @@ impl<O: Observer> Shard<O> {
                 debug_assert!(batch.is_empty(), "a send ended before its end");
                 self.shared.recycle(batch);
             }
-            // A write limit asked for it, to see how much the peer takes.
+            // A write limit requested the stop, to see how much the peer takes.
             SendEnd::Stopped if batch.is_empty() => self.shared.recycle(batch),
             SendEnd::Stopped => {
                 let judged = self.lateness.judged_for(self.now);
@@ -268,7 +268,8 @@ impl<O: Observer> Shard<O> {
         let mut released = false;
         if waits && shared.outbox_bytes() <= self.lanes[conn.lane].limits.outbox_bytes_low {
             shared.take_ready(|waker| self.events.push_back(Event::Wake(id, waker)));
-            // One without bytes has to find out that nothing waits any more, so that it receives again, and is quiet.
+            // A connection without bytes has to find out that nothing waits, so that it receives
+            // again, and is quiet.
             let looks = conn.inbox.is_some() || conn.input_ended() || conn.paused;
             if let Some(inbox) = &mut conn.inbox {
                 inbox.begin_window(self.stamp);
@@ -278,14 +279,15 @@ impl<O: Observer> Shard<O> {
                 self.events.push_back(Event::Frames(id));
             }
         }
-        // The idle time runs again, unless another send does, or it never rested; and all limits do, if the write limit went
-        // off or the peer was held back until now.
+        // The idle time runs again, unless another send does, or it never rested; and all limits
+        // do, if the write limit went off or the peer was held back until now.
         let sooner = released
             || !conn.timer.is_set()
             || i64::from(conn.times(&self.lanes[conn.lane].times).idle) < conn.timer.left(conn.send_at);
         let (draining, sealed) = (conn.state == State::Draining, conn.has_channel());
         let more = shared.has_more() || (sealed && self.owes_sealed(id, draining));
-        // What nothing waited for may have been reported late. And so may what something waits for since a moment ago.
+        // A send for which nothing waited may have been reported late. And so may one for which
+        // something has waited only for a moment.
         if left > 0 && (rest.is_some() || ((waits || more) && !was_touched)) {
             self.note_stall(lane, stalled);
         }
@@ -307,14 +309,14 @@ impl<O: Observer> Shard<O> {
     #[cold]
     #[inline(never)]
     fn send_rest(&mut self, id: ConnId, mut batch: Box<Batch>, looked_at: Stamp) {
-        // Replies may be queued behind it.
+        // Replies may be queued after it.
         self.send_awaited = true;
         let is_untaken = batch.is_untaken;
         count_room(&mut self.holders, &self.shared, id, &mut batch);
         self.send(id, batch);
         let Some(conn) = self.conns.get_mut(id) else { return };
         if is_untaken && is_early(&self.lanes[conn.lane], looked_at, self.stamp) {
-            // As if it had not been looked at.
+            // As if no look had happened.
             conn.send_at = looked_at;
         }
         let room = conn.outlet().map_or(0, Outlet::pending_room);
@@ -323,18 +325,18 @@ impl<O: Observer> Shard<O> {
     }
 }
 
-/// A look at how much was taken of a send.
+/// A look at the progress of a send.
 struct Look {
-    /// The last one, or when the send began.
+    /// The time of the last look, or of the start of the send.
     looked_at: Stamp,
     now: Stamp,
-    /// For how long limits have been judged: a shard that is away sends nothing.
+    /// The time for which limits have been judged: a shard that is away sends nothing.
     judged: Duration,
     /// Memory is short.
     is_short: bool,
 }
 
-/// What a look says of a peer that stays.
+/// The verdict of a look on a peer that stays.
 enum Verdict {
     Enough,
     /// It took too little, unless the shard was away for a part of the time.
@@ -344,12 +346,14 @@ enum Verdict {
 /// Judges a peer that took `bytes` of a send since the last look.
 ///
 /// # Errors
-/// The reason to close it: it is too slow, or memory is short and it has read nothing for [`UNREAD`] steps.
+/// The reason to close it: it is too slow, or memory is short and it has read nothing for
+/// [`UNREAD`] steps.
 #[cold]
 #[inline(never)]
 fn judge(of: &LaneState, batch: &mut Batch, bytes: usize, look: &Look) -> Result<Verdict, CloseReason> {
     let Look { looked_at, now, judged, is_short } = *look;
-    // What the kernel came to have room for goes out behind the first look that found nothing, and shows at the next.
+    // Bytes for which the kernel just got room are sent after the first look that found nothing,
+    // and show at the next.
     let again = core::mem::replace(&mut batch.is_untaken, bytes == 0) && bytes == 0;
     let time = batch.untaken_since.get_or_insert(looked_at).age(now);
     if again && is_short && time.min(judged) >= STEP * UNREAD {
@@ -359,7 +363,7 @@ fn judge(of: &LaneState, batch: &mut Batch, bytes: usize, look: &Look) -> Result
     let mut seen = batch.early.take().unwrap_or(EarlyLooks { looked_at, untaken_since, bytes: 0 });
     seen.bytes += bytes;
     if is_early(of, seen.looked_at, now) {
-        // A rate holds over its whole time, however often memory has the send looked at.
+        // A rate applies over its whole time, however often memory has the send looked at.
         batch.early = Some(seen);
         if bytes > 0 {
             batch.untaken_since = Some(now);

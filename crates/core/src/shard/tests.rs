@@ -1,4 +1,5 @@
-//! What hardly any seed of the simulator meets. Everything else about a shard is tested there.
+//! Cases that hardly any seed of the simulator meets. Everything else about a shard is tested
+//! there.
 
 mod connect;
 mod drain;
@@ -36,7 +37,7 @@ use crate::{
 
 type Core = Shard;
 
-/// What a lane was told.
+/// An event that a lane received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Heard {
     Accepted(Socket),
@@ -60,7 +61,7 @@ struct Call {
     parked: ParkOutcome,
 }
 
-/// Notes what it is told, admits every connection and takes every frame.
+/// Notes its events, admits every connection and takes every frame.
 #[derive(Default)]
 struct Recorder {
     heard: Vec<Heard>,
@@ -70,7 +71,7 @@ struct Recorder {
     parks_open: Option<usize>,
     /// Every connection begins with a PROXY header.
     awaits_header: bool,
-    /// What the frames held.
+    /// Contents of the frames.
     taken: Vec<Vec<u8>>,
     /// Each frame gets a reply of this many bytes.
     replies: usize,
@@ -78,16 +79,16 @@ struct Recorder {
     parks: Option<usize>,
     /// Calls that wait, each named by its place.
     calls: Vec<Call>,
-    /// The names of what waited for connections that ended.
+    /// Names of calls that waited for connections that ended.
     dropped: Vec<u32>,
-    /// Connections that were told of a drain.
+    /// Connections that were informed of a drain.
     told: Vec<ConnId>,
     /// By source: steps that it wants of pages; and the pages, each with its source and what it took.
     wants_steps: Vec<u32>,
     pages: Vec<(u32, u32)>,
 }
 
-/// The name of every `open` that waits.
+/// The name of every waiting `open`.
 const OPEN: u32 = 77;
 
 impl Lane for Recorder {
@@ -194,7 +195,7 @@ impl Recorder {
     }
 }
 
-/// Those of the shard and those of its first lane.
+/// The limits of the shard, and those of its first lane.
 type Bounds = (ServerLimits, Limits);
 
 impl From<Limits> for Bounds {
@@ -253,7 +254,7 @@ impl Tested {
         self.end();
     }
 
-    /// The lane hears of what the test did itself.
+    /// Dispatches to the lane what the test itself caused.
     fn dispatch(&mut self) {
         self.shard.dispatch(&mut self.lane);
     }
@@ -262,12 +263,12 @@ impl Tested {
         self.shard.take_ops().collect()
     }
 
-    /// What the lane was told since this was asked last.
+    /// Events that the lane received since the last call of this.
     fn heard(&mut self) -> Vec<Heard> {
         core::mem::take(&mut self.lane.heard)
     }
 
-    /// The connections of the frames among it, where there is nothing else.
+    /// The connections of the frames among them, if there are no other events.
     fn handed(&mut self) -> Vec<ConnId> {
         let frame = |heard| match heard {
             Heard::Frame(id) => Some(id),
@@ -281,14 +282,14 @@ impl Tested {
         self.complete(Completion::Received { id, lease: LeaseMut::try_copy_of(bytes).unwrap() });
     }
 
-    /// Receives what completes no frame.
+    /// Receives bytes that complete no frame.
     fn receive_part(&mut self, id: ConnId, bytes: &[u8]) {
         let before = self.lane.heard.len();
         self.receive(id, bytes);
         assert!(!self.lane.heard[before..].contains(&Heard::Frame(id)), "a frame");
     }
 
-    /// The call that began last is done: the next frame follows.
+    /// Ends the call that began last: the next frame follows.
     fn call_done(&mut self) -> Call {
         let call = self.lane.calls.pop().expect("a call waits");
         self.shard.call_done(call.id, self.lane.calls.len() as u32, call.parked, None);
@@ -341,7 +342,7 @@ fn with_connections(count: usize, limits: impl Into<Bounds>) -> (Tested, Vec<Con
     shard.begin(Time::ZERO, count);
     let ids = (0..count as u64).map(|number| accept(&mut shard, number)).collect();
     shard.end();
-    // Nothing is left of it: the next turn comes after a wait.
+    // Nothing of it is left to do: the next turn comes after a wait.
     shard.turn(Time::ZERO);
     shard.ops();
     (shard, ids)

@@ -1,10 +1,11 @@
 //! Time limits: one timer for each connection, set to its next limit.
 //!
-//! Activity only moves a step number in the connection. The timer stays where it is, and when it goes off the
-//! limit is worked out again: so a frame costs no move on the wheel.
+//! Activity only moves a step number in the connection. The timer stays where it is, and when it
+//! goes off the limit is worked out again: so a frame costs no move on the wheel.
 //!
-//! A shard that was away, in a call that blocked or since its process was stopped, has not looked at what its peers sent and took
-//! meanwhile: that waits in the kernel. Limits are put off until it has, as long as that takes: see [`Lateness`].
+//! A shard that was away, in a call that blocked or because its process was stopped, has not looked
+//! at what its peers sent and took meanwhile: that waits in the kernel. Limits are put off until it
+//! has, however long that takes: see [`Lateness`].
 
 use core::time::Duration;
 
@@ -18,33 +19,37 @@ use crate::{CloseReason, ConnId, Observer, Op, Time};
 /// Steps for which a limit is put off that a late shard cannot judge.
 const PUT_OFF: i64 = 3;
 
-/// A shard that comes to its timers by more than this after they were due was away. Rounding makes two steps of it.
+/// A shard was away if it comes to its timers by more than this after they were due. Rounding adds
+/// up to two steps.
 const LATE: Duration = STEP.saturating_mul(4);
 
-/// Limits are put off for this long, and longer only for connections that were not looked at. They are judged for as long before
-/// they are put off again.
+/// Limits are put off for at most this long, and longer only for connections that were not looked
+/// at. They are judged for as long before they are put off again.
 const CATCH_UP_MAX: Duration = Duration::from_secs(1);
 
-/// Completions of one connection that may come before the first of another one: a receive that goes on brings 32, and a send ends.
+/// The most completions of one connection that may come before the first of another one: a receive
+/// that goes on brings 32, and a send ends.
 const OF_EACH: u64 = 33;
 
-/// A turn that brings fewer completions than this leaves none in the kernel: `io_uring_enter` works off 20 at once
-/// (`IO_LOCAL_TW_DEFAULT_MAX` of Linux 6.18).
+/// A turn that brings fewer completions than this leaves none in the kernel: `io_uring_enter` works
+/// off 20 at once (`IO_LOCAL_TW_DEFAULT_MAX` of Linux 6.18).
 pub(super) const FEW: usize = 16;
 
-/// A peer for which time that the shard may have been away was left out of its rate is judged once more within this. Until then
-/// the shard [wakes](WAKES) again and again, and so it does behind a newcomer that counts for a rate.
+/// The time within which a peer is judged again if time in which the shard may have been away was
+/// left out of its rate. Until then the shard [wakes](WAKES) repeatedly, as it does after a new
+/// connection that counts for a rate.
 const WATCHED: Duration = RATE_WINDOW.saturating_add(Duration::from_secs(1));
 
-/// A shard that sleeps for so short a time was not away where it was not late.
+/// A shard that sleeps for so short a time was not away unless it was late.
 const WAKES: Duration = Duration::from_millis(500);
 
 /// Whether a shard was away, and has not caught up.
 ///
-/// One that slept for long and was woken by a completion may as well have been stopped: it takes itself to have been away. A peer
-/// whose rate is not judged for that would never be, where the only news is from others and comes seldom. So from then on the shard
-/// wakes twice a second for a while, which tells the two apart. Only what was proved lets connections in as those of the time that
-/// a shard was away: a timer or such a wake-up that came late.
+/// A shard that slept for long and was woken by a completion may as well have been stopped: it
+/// assumes that it was away. If its only news came from others and rarely, a peer whose rate is not
+/// judged for that reason would never be judged. So from then on the shard wakes twice a second for
+/// a while, which separates the two cases. Connections count as those of a time in which the shard
+/// was away only if that is proved: by a timer or such a wake-up that came late.
 ///
 /// ```text
 ///                was away                   the driver has no more, or each connection had its completions
@@ -61,9 +66,10 @@ pub(super) struct Lateness {
     ends: bool,
     /// The last turn in which limits were put off.
     last: Option<Time>,
-    /// Until then the shard wakes twice a second.
+    /// The time until which the shard wakes twice a second.
     watches_until: Option<Time>,
-    /// When the shard was to wake at the latest before those began, if it came too late for that: what comes now may have come since.
+    /// The latest time at which the shard should have woken before limits were put off, if it woke
+    /// later than that: what comes now may have come since.
     from: Option<Time>,
 }
 
@@ -71,7 +77,7 @@ pub(super) struct Lateness {
 enum Stage {
     #[default]
     InTime,
-    /// Limits are put off since then, and `taken` completions came behind that turn.
+    /// Limits are put off since then, and `taken` completions came after that turn.
     Behind { since: Time, taken: u64 },
     /// They are judged until then, although the driver always has more.
     Judging { until: Time },
@@ -81,19 +87,19 @@ enum Stage {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TurnStart {
     pub(super) now: Time,
-    /// How long ago the turn before began.
+    /// The time since the turn before began.
     pub(super) gap: Duration,
     pub(super) completions: usize,
     /// The turn before received as much as one may.
     pub(super) more: bool,
-    /// By how much it comes late to the first timer that is due, if one is.
+    /// The delay after the first timer that is due, if one is.
     pub(super) late: Option<Duration>,
     pub(super) connections: usize,
 }
 
 impl Lateness {
-    /// True if the shard was away a while ago, or just now if its last turn began that long ago, so that [`step`](Lateness::step) is
-    /// to be called.
+    /// True if the shard was away a while ago, or just now if its last turn began that long ago, so
+    /// that [`step`](Lateness::step) must be called.
     #[inline]
     pub(super) fn is_asked(&self, gap_nanos: u64) -> bool {
         gap_nanos > LATE.as_nanos() as u64 || self.stage != Stage::InTime
@@ -108,7 +114,7 @@ impl Lateness {
         self.watches_until = self.watches_until.filter(|until| now < *until);
         let late = turn.late.max(wake_late).filter(|late| *late > LATE);
         let is_late = late.is_some();
-        // Unless it slept until a timer, and there is nothing else.
+        // Unless it slept until a timer, and nothing else happened.
         let was_away = gap > CATCH_UP_MAX && (is_late || turn.late.is_none() || completions > 0);
         let begins = match self.stage {
             Stage::InTime => is_late || was_away,
@@ -117,7 +123,7 @@ impl Lateness {
         };
         match self.stage {
             _ if begins => {
-                // Of an absence that follows another one the beginning is that of the first.
+                // If one absence follows another, the start of the first one counts.
                 let first = self.from.filter(|_| self.is_behind());
                 let since =
                     late.map(|late| Time::from_nanos(now.as_nanos().saturating_sub(late.as_nanos() as u64)));
@@ -127,7 +133,7 @@ impl Lateness {
             Stage::Judging { until } if now >= until => self.stage = Stage::InTime,
             Stage::Behind { since, taken } => {
                 let taken = taken + completions as u64;
-                // What came by now is looked at in this turn; the next one can judge.
+                // Everything that came by now is looked at in this turn; the next one can judge.
                 let brings_all = completions < FEW && !more && !is_late;
                 let had_all = core::mem::replace(&mut self.ends, brings_all) && !more;
                 let of_each = OF_EACH * turn.connections as u64;
@@ -151,7 +157,8 @@ impl Lateness {
         matches!(self.stage, Stage::Behind { .. })
     }
 
-    /// A rate was not judged for all of its time, or newcomers are let in by one.
+    /// Notes that a rate was not judged for all of its time, or that new connections are let in by
+    /// one.
     pub(super) fn watch(&mut self, now: Time) {
         self.watches_until = Some(now + WATCHED);
     }
@@ -162,17 +169,18 @@ impl Lateness {
         self.watches_until.is_some()
     }
 
-    /// When it does so next.
+    /// The time of its next wake-up.
     pub(super) fn wakes_at(&self, now: Time) -> Option<Time> {
         self.watches_until.filter(|until| now < *until).map(|_| now + WAKES)
     }
 
-    /// The time since which what comes now may have waited, where it is proved that the shard was away.
+    /// The time since which what comes now may have waited, if it is proved that the shard was
+    /// away.
     pub(super) fn behind_from(&self) -> Option<Time> {
         self.from.filter(|_| self.is_behind())
     }
 
-    /// For how long limits have been judged at `now`.
+    /// The time for which limits have been judged at `now`.
     pub(super) fn judged_for(&self, now: Time) -> Duration {
         if self.is_behind() { Duration::ZERO } else { self.last.map_or(Duration::MAX, |last| now - last) }
     }
@@ -190,7 +198,8 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Sets the connection's timer to `left` steps from now. It is not set to go off earlier.
+    /// Sets the connection's timer to `left` steps from now. The caller knows that it is not set to
+    /// go off earlier.
     fn set_timer(&mut self, id: ConnId, left: i64) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         conn.timer = Timer::ahead(self.stamp, left);
@@ -199,7 +208,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// A connection has its own limits, which may be nearer than those before.
+    /// Notes that a connection has its own limits, which may be nearer than those before.
     #[cold]
     pub(super) fn limits_set(&mut self, id: ConnId) {
         if let Some(conn) = self.conns.get_mut(id) {
@@ -228,8 +237,8 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Finds out whether limits are put off in a turn that begins with `completions`, `gap` after the last one. There is `more` if
-    /// that one received as much as it may.
+    /// Finds out whether limits are put off in a turn that begins with `completions`, `gap` after
+    /// the last one. `more` is true if that one received as much as it may.
     #[cold]
     #[inline(never)]
     pub(super) fn step_lateness(&mut self, gap: Duration, completions: usize, more: bool) {
@@ -245,19 +254,22 @@ impl<O: Observer> Shard<O> {
         self.shared.set_behind(self.lateness.is_behind());
     }
 
-    /// True if what peers sent and took while the shard was away may wait in the kernel: no time limit is judged meanwhile.
+    /// True if bytes that peers sent and took while the shard was away may wait in the kernel: no
+    /// time limit is judged meanwhile.
     pub fn is_behind(&self) -> bool {
         self.lateness.is_behind()
     }
 
-    /// While the shard [is behind](Shard::is_behind), since it came late to what it was to wake for: the time since which connections
-    /// and bytes that it sees now may have waited in the kernel. One that had nothing to wake for may as well have slept.
+    /// The time since which connections and bytes that the shard sees now may have waited in the
+    /// kernel, while it [is behind](Shard::is_behind) and came late to its wake-up time. A shard
+    /// without such a time may as well have slept.
     pub fn behind_from(&self) -> Option<Time> {
         self.lateness.behind_from()
     }
 
-    /// Wakes the shard twice a second for a while, so that it can tell a time in which it was away from one in which it slept. For
-    /// newcomers that a rate lets in: more of them may come.
+    /// Wakes the shard twice a second for a while, so that it can distinguish a time in which it
+    /// was away from one in which it slept. For new connections that a rate lets in: more of them
+    /// may come.
     pub fn watch_itself(&mut self) {
         self.lateness.watch(self.now);
     }
@@ -278,7 +290,8 @@ impl<O: Observer> Shard<O> {
                 continue;
             }
             if conn.queued.is_in(QueueFlags::RUNNABLE | QueueFlags::WORKING) && due.is_the_peers() {
-                // What the peer sent waits for the shard. It is looked at again once the connection had its batch.
+                // The peer's bytes wait for the shard. It is looked at again once the connection
+                // had its batch.
                 self.arm(id);
                 continue;
             }
@@ -292,7 +305,8 @@ impl<O: Observer> Shard<O> {
         self.fired = fired;
     }
 
-    /// Carries out what a limit that is over leads to. While receive memory is short (`starved`) it may not be the fault of the peer.
+    /// Carries out the consequence of a limit that is over. While receive memory is short
+    /// (`starved`) it may not be the fault of the peer.
     fn carry_out(&mut self, id: ConnId, due: Due, starved: bool) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let missed_max = self.lanes[conn.lane].limits.heartbeats_missed_max;
@@ -301,7 +315,7 @@ impl<O: Observer> Shard<O> {
                 conn.lingering = false;
                 self.join(id);
             }
-            // Only the completion tells whether the peer took nothing at all.
+            // Only the completion shows whether the peer took nothing at all.
             Due::Write => {
                 if conn.send.stop() {
                     self.ops.push(Op::SendStop { id });
@@ -323,7 +337,7 @@ impl<O: Observer> Shard<O> {
                 }
                 self.arm(id);
             }
-            // Its answers may wait where the server does not read them.
+            // Its answers may wait unread by the server.
             Due::Heartbeat if conn.paused || starved => {
                 (conn.heard_at, conn.missed_heartbeats) = (self.stamp, 0);
                 self.arm(id);
@@ -334,17 +348,18 @@ impl<O: Observer> Shard<O> {
             }
             Due::Heartbeat => {
                 conn.missed_heartbeats += 1;
-                // The peer has its whole time from now on, also where this one came late: a process that was stopped
-                // for long would otherwise ask again and again at once, and close before the peer could answer.
+                // The peer has its whole time from now on, even if this heartbeat came late:
+                // otherwise a process that was stopped for long would ask again and again at once,
+                // and close before the peer could answer.
                 conn.heard_at = self.stamp;
-                // One that does not read would not see it, and has a separate limit.
+                // A peer that does not read would not see it, and has a separate limit.
                 let sees = conn.outlet().is_some_and(|outlet| !outlet.is_full());
                 if sees && !(conn.has_channel() && self.channel_asks(id)) {
                     self.events.push_back(Event::Heartbeat(id));
                 }
                 self.arm(id);
             }
-            // What it sent may wait where the server does not look at it.
+            // Its bytes may wait where the server does not look at them.
             Due::Close(CloseReason::IdleTimeout)
                 if !conn.times(&self.lanes[conn.lane].times).idle_counts_sent
                     && (conn.paused
@@ -363,12 +378,13 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Leaves a limit for later, since what waits in the kernel may keep it.
+    /// Leaves a limit for later, because bytes that wait in the kernel may satisfy it.
     #[cold]
     #[inline(never)]
     fn judge_later(&mut self, id: ConnId, due: Due) {
         let Some(conn) = self.conns.get_mut(id) else { return };
-        // How much was taken, or came, while the shard was there is not known: the time of a rate begins again.
+        // It is not known how much was taken, or came, while the shard was there: the time of a
+        // rate begins again.
         match due {
             Due::Write => conn.send_at = self.stamp,
             Due::ReadRate => {
@@ -382,7 +398,7 @@ impl<O: Observer> Shard<O> {
         self.arm(id);
     }
 
-    /// True if nothing can be received: every buffer there may be is kept.
+    /// True if nothing can be received: every available buffer is kept.
     fn is_starved(&self) -> bool {
         self.pool.available() == 0 && self.pool.counts().with_kernel == 0
     }

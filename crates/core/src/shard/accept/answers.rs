@@ -1,8 +1,10 @@
-//! What services may answer of a newcomer: it is admitted, refused, postponed, or goes to another shard.
+//! The answers that services may give for a new connection: it is admitted, refused, postponed, or
+//! goes to another shard.
 //!
-//! Each [`Lane::accepted`](crate::Lane::accepted) has one of these answers: [`admit`](Shard::admit), [`refuse`](Shard::refuse),
-//! [`refuse_with`](Shard::refuse_with), [`postpone`](Shard::postpone) or [`handed_off`](Shard::handed_off). Whatever the newcomer was
-//! charged comes back with all but the first.
+//! Each [`Lane::accepted`](crate::Lane::accepted) has one of these answers:
+//! [`admit`](Shard::admit), [`refuse`](Shard::refuse), [`refuse_with`](Shard::refuse_with),
+//! [`postpone`](Shard::postpone) or [`handed_off`](Shard::handed_off). With all but the first,
+//! whatever the connection was charged comes back.
 
 use core::net::SocketAddr;
 
@@ -10,13 +12,13 @@ use crate::connection::{ConnShared, OpenState};
 use crate::shard::Shard;
 use crate::{CloseReason, ConnId, Observer, Op, RefusedBy, Socket, Time};
 
-/// Connections that are there for last words alone, at once: as many as one turn takes completions of. And the part of the table
-/// that they may have.
+/// Connections that exist only for a rejection message, at once: as many as one turn takes
+/// completions of. The next constant is the part of the table that they may have.
 const PARTING_MAX: usize = 256;
 const PARTING_PART: usize = 16;
 
 impl<O: Observer> Shard<O> {
-    /// The services answered for one that is not postponed.
+    /// Notes that the services answered for a connection that is not postponed.
     fn answered(&mut self, listener: u16) {
         self.accepting.asked -= 1;
         let now = self.now;
@@ -25,12 +27,13 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Makes an accepted socket a connection. `None` if there is no memory for it, or every connection was aborted; the socket
-    /// is closed then.
-    /// Its block has room for a session of type `S`, which is to be [filled](ringserve_buf::CountedHead::fill) before
-    /// [`opened`](Shard::opened).
-    /// The next call for it is that, [`open_parked`](Shard::open_parked), [`await_header`](Shard::await_header),
-    /// [`begin_handshake`](Shard::begin_handshake), [`refused`](Shard::refused) or [`abort`](Shard::abort).
+    /// Makes an accepted socket a connection. `None` if there is no memory for it, or every
+    /// connection was aborted; the socket is closed then. Its block has room for a session of type
+    /// `S`, which must be [filled](ringserve_buf::CountedHead::fill) before
+    /// [`opened`](Shard::opened). The next call for it is `opened`,
+    /// [`open_parked`](Shard::open_parked), [`await_header`](Shard::await_header),
+    /// [`begin_handshake`](Shard::begin_handshake), [`refused`](Shard::refused) or
+    /// [`abort`](Shard::abort).
     pub fn admit<S: 'static>(
         &mut self,
         socket: Socket,
@@ -61,8 +64,8 @@ impl<O: Observer> Shard<O> {
         Some(id)
     }
 
-    /// Closes a socket that `listener` accepted and that is not admitted. One that is refused for its address takes no part in
-    /// the server's rate.
+    /// Closes a socket that `listener` accepted and that is not admitted. A socket that is refused
+    /// for its address takes no part in the server's rate.
     pub fn refuse(&mut self, socket: Socket, listener: u16, by: RefusedBy) {
         self.answered(listener);
         self.accepting.places.give_back();
@@ -74,15 +77,16 @@ impl<O: Observer> Shard<O> {
         self.retry_accepts();
     }
 
-    /// True if one more connection may be there for last words alone. They have a part of the table and, lest a peer that does not
-    /// close keeps it, little time.
+    /// True if one more connection may exist only for a rejection message. Such connections have a
+    /// part of the table and, so that a peer that does not close does not keep it, little time.
     pub fn may_part(&self) -> bool {
         let most = (self.lanes.inbound_max() / PARTING_PART).clamp(1, PARTING_MAX);
         self.accepting.parting < most && self.takes_newcomers()
     }
 
-    /// Refuses a socket as [`refuse`](Shard::refuse), behind some last words as they are. One small send: they are dropped where it
-    /// takes more. Only if one more [may part](Shard::may_part).
+    /// Refuses a socket as [`refuse`](Shard::refuse) does, after a rejection message that is sent
+    /// as it is. In one small send: the message is dropped if it takes more. Only if one more [may
+    /// part](Shard::may_part).
     pub fn refuse_with(
         &mut self,
         socket: Socket,
@@ -98,8 +102,8 @@ impl<O: Observer> Shard<O> {
         self.refused_with(id, by, words);
     }
 
-    /// Closes a connection whose service was not called as [`refused`](Shard::refused), behind some last words as they are.
-    /// Only if one more [may part](Shard::may_part).
+    /// Closes a connection whose service was not called as [`refused`](Shard::refused) does, after
+    /// a rejection message that is sent as it is. Only if one more [may part](Shard::may_part).
     pub fn refused_with(&mut self, id: ConnId, by: RefusedBy, words: &[u8]) {
         if let Some(conn) =
             self.conns.get_mut(id).filter(|conn| conn.is_open() && conn.opened == OpenState::No)
@@ -113,8 +117,9 @@ impl<O: Observer> Shard<O> {
         self.refused(id, by);
     }
 
-    /// Puts a socket that `listener` accepted back, to be accepted once more at `until`; nothing else of that listener is accepted
-    /// before then. What was on its way waits behind it, and the rest in the kernel's queue.
+    /// Puts a socket that `listener` accepted back, to be accepted once more at `until`; nothing
+    /// else of that listener is accepted before then. Sockets that were on their way wait after it,
+    /// and the rest in the kernel's queue.
     pub fn postpone(&mut self, socket: Socket, peer: Option<SocketAddr>, listener: u16, until: Time) {
         if self.has_stopped() {
             return self.refuse(socket, listener, RefusedBy::Stopping);
@@ -130,8 +135,8 @@ impl<O: Observer> Shard<O> {
         self.sync_accept();
     }
 
-    /// Counts a socket that `listener` accepted and that goes to a shard with fewer connections, instead of being admitted or
-    /// refused here.
+    /// Counts a socket that `listener` accepted and that goes to a shard with fewer connections,
+    /// instead of being admitted or refused here.
     pub fn handed_off(&mut self, listener: u16, peer: Option<SocketAddr>) {
         self.answered(listener);
         self.accepting.places.give_back();
@@ -142,7 +147,7 @@ impl<O: Observer> Shard<O> {
         self.retry_accepts();
     }
 
-    /// The service accepted an admitted connection: bytes are received from now on.
+    /// Notes that the service accepted an admitted connection: bytes are received from now on.
     pub fn opened(&mut self, id: ConnId) {
         if let Some(conn) = self.conns.get_mut(id) {
             conn.opened = OpenState::Yes;
@@ -152,8 +157,9 @@ impl<O: Observer> Shard<O> {
         self.arm(id);
     }
 
-    /// Closes a connection that was refused after it was admitted, by its `open` as a rule. Its queued replies are sent first.
-    /// One that ends already, as by a time limit, ends for that reason alone.
+    /// Closes a connection that was refused after it was admitted, usually by its `open`. Its
+    /// queued replies are sent first. A connection that ends already, as by a time limit, ends for
+    /// that reason alone.
     pub fn refused(&mut self, id: ConnId, by: RefusedBy) {
         if let Some(conn) = self.conns.get(id).filter(|conn| conn.is_open()) {
             self.lanes[conn.lane].counters.refuse(by);

@@ -1,4 +1,5 @@
-//! Sockets that were accepted: each is asked for at once, or waits until there is a place.
+//! Sockets that were accepted: for each the services are asked at once, or it waits until there is
+//! a place.
 
 use core::net::SocketAddr;
 
@@ -31,7 +32,7 @@ impl<O: Observer> Shard<O> {
         };
         let Err(why) = asked else { return };
         if self.has_stopped() {
-            // It would wait for a place that does not come.
+            // It would wait for a place that never comes.
             self.counters_at(listener).refuse(RefusedBy::Stopping);
             self.ops.push(Op::Refuse { socket });
             return;
@@ -46,13 +47,14 @@ impl<O: Observer> Shard<O> {
         self.sync_accept();
     }
 
-    /// Asks the services for a newcomer, if there is a place for it.
+    /// Asks the services for a new connection, if there is a place for it.
     fn ask(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) -> Result<(), Why> {
-        // A drain lets in what waits, and soon cuts those whose header does not come.
+        // A drain lets waiting sockets in, and soon cuts those whose header does not come.
         let is_held = self.is_full_of_starts(listener) && !self.has_stopped();
         let goes = if is_held { self.first_to_go(listener) } else { None };
         let is_free = (!is_held || goes.is_some()) && self.has_slot();
-        // Which peer it is matters where there is a rate, and where there is no room: other shards may have taken that.
+        // The peer matters if there is a rate, and if there is no room: other shards may have taken
+        // that.
         let reserved = self.accepting.reserved_for(listener, peer);
         let reserved = reserved.filter(|_| self.lanes.reserved_left() > self.accepting.asked);
         let has_place = is_free || reserved.is_some();
@@ -77,7 +79,8 @@ impl<O: Observer> Shard<O> {
         Ok(())
     }
 
-    /// False if it stays here, since no other shard has room, or this one has.
+    /// Hands a socket off. False if it stays here, because no other shard has room, or this one
+    /// has.
     fn hand_off(&mut self, listener: u16, socket: Socket, peer: Option<SocketAddr>) -> bool {
         let hands_off = self.hands_off();
         if hands_off {
@@ -87,12 +90,13 @@ impl<O: Observer> Shard<O> {
         hands_off
     }
 
-    /// Connections that were accepted and wait for a place: a burst brings some before accepting stops.
+    /// Connections that were accepted and wait for a place: a burst brings some before accepting
+    /// stops.
     pub fn newcomers(&self) -> usize {
         self.accepting.waiting()
     }
 
-    /// A slot is free, or perhaps a descriptor.
+    /// Notes that a slot is free, or perhaps a descriptor.
     pub(in crate::shard) fn slot_freed(&mut self) {
         if let Some(retry_at) = &mut self.accepting.retry_at {
             *retry_at = (*retry_at).min(self.now + RETRY / 10);
@@ -100,7 +104,8 @@ impl<O: Observer> Shard<O> {
         self.retry_accepts();
     }
 
-    /// Checks, at the start of a turn, everything that may have changed since the last one, on other shards too.
+    /// Checks, at the start of a turn, everything that may have changed since the last one, on
+    /// other shards too.
     #[inline]
     pub(in crate::shard) fn check_accepting(&mut self) {
         let has_room = self.has_room() || self.hands_off();
@@ -124,7 +129,7 @@ impl<O: Observer> Shard<O> {
             self.retry_at_listener(((first + n) % count) as u16);
         }
         if self.has_stopped() {
-            // Waiting sockets find no room, and will have no time.
+            // Waiting sockets find no room, and will not get the time.
             self.refuse_waiting();
         }
         self.sync_accept();
@@ -150,7 +155,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Refuses waiting sockets: none becomes a connection any more.
+    /// Refuses waiting sockets: from now on none becomes a connection.
     pub(in crate::shard) fn refuse_waiting(&mut self) {
         for listener in 0..self.accepting.listeners.len() as u16 {
             while let Some(waiting) = self.accepting.at(listener).and_then(|at| at.queue.pop()) {

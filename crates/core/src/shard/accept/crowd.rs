@@ -1,4 +1,5 @@
-//! Where many begin with a header or a handshake at a listener, or the table is full: some of them make room for others.
+//! Making room: if many connections of a listener await a header or a handshake, or the table is
+//! full, some of them end for others.
 
 use super::starts::{Begun, LookBound, Stage};
 use crate::connection::{Conn, OpenState, QueueFlags};
@@ -12,28 +13,28 @@ use crate::{CloseReason, ConnId, LaneId, Observer, Time};
 #[derive(Default)]
 pub(super) struct Crowd {
     count: usize,
-    /// Up to when was looked at what they sent.
+    /// The time up to which their peers' bytes were looked at.
     looked: LookBound,
-    /// The next time at which one of them may have to go.
+    /// The next time at which one of them may have to end.
     next_end: Option<Time>,
-    /// Whether one of them goes, and its place is taken.
+    /// Whether one of them ends, and its place is taken.
     is_making_room: bool,
-    /// The one that goes since the table is full, until its place is free.
+    /// The one that ends because the table is full, until its place is free.
     leaves: Option<ConnId>,
 }
 
 impl Crowd {
-    /// The next time at which one of them may have to go.
+    /// The next time at which one of them may have to end.
     pub(super) fn next_end(&self) -> Option<Time> {
         self.next_end
     }
 
-    /// None has to go any more, as far as is known.
+    /// Notes that none has to end, as far as is known.
     pub(super) fn forget_ends(&mut self) {
         self.next_end = None;
     }
 
-    /// True while a place becomes free that is taken.
+    /// True while a place becomes free that is promised to another connection.
     pub(super) fn is_making_room(&self) -> bool {
         self.is_making_room
     }
@@ -49,14 +50,15 @@ impl super::Accepting {
         !self.crowd.is_empty()
     }
 
-    /// A turn begins that brings `completions`, behind one that was looked at.
+    /// Notes that a turn begins that brings `completions`, after one that was looked at.
     pub(in crate::shard) fn looked_at_starts(&mut self, now: Time, completions: usize) {
         self.crowd.looked.turn_begins(now, completions);
     }
 }
 
 impl<O: Observer> Shard<O> {
-    /// Counts a connection at its listener, since its header or the end of its handshake is awaited.
+    /// Counts a connection at its listener, because its header or the end of its handshake is
+    /// awaited.
     pub(in crate::shard) fn start_begins(&mut self, id: ConnId, listener: u16, is_header: bool) {
         let (now, max) = (self.now, self.limits.handshakes_max);
         let (conns, channels) = (&self.conns, &self.channels);
@@ -79,40 +81,42 @@ impl<O: Observer> Shard<O> {
     /// True if no further connection may begin with a header or a handshake at a listener.
     pub(super) fn is_full_of_starts(&self, listener: u16) -> bool {
         let Some(at) = self.accepting.listeners.get(usize::from(listener)) else { return false };
-        // Those of which the service is asked already are no starts yet, but will be.
+        // Those for which the service is asked already are no starts yet, but will be.
         let begins = at.header.is_some() || self.channels.transport(listener).is_some();
         at.starts.count() + if begins { at.queue.asked() } else { 0 } >= self.limits.handshakes_max
     }
 
-    /// True if the header or the handshake of a connection is awaited, and its peer brought no byte of it.
+    /// True if the header or the handshake of a connection is awaited, and its peer brought no byte
+    /// of it.
     pub(in crate::shard) fn is_silent_start(&self, id: ConnId) -> bool {
         let conn = self.conns.get(id);
         conn.is_some_and(|conn| conn.is_starting() && brought_nothing(conn, &self.channels, id))
     }
 
-    /// The connection that goes for a newcomer of a listener at which as many begin as may.
+    /// The connection that ends for a new one at a listener with as many starts as allowed.
     #[cold]
     pub(super) fn first_to_go(&mut self, listener: u16) -> Option<ConnId> {
         let (then, conns, channels) = (self.accepting.crowd.looked.until(), &self.conns, &self.channels);
         self.accepting.at(listener)?.starts.first_to_go(then, |begun| stage(conns, channels, begun))
     }
 
-    /// Ends a connection whose header or handshake was awaited for as long as can be at its listener. Without a goodbye: one that
-    /// lingers would keep its place in the table.
+    /// Ends a connection whose header or handshake was awaited for as long as possible at its
+    /// listener. It sends no message: a connection that lingers would keep its place in the table.
     pub(super) fn make_room(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get(id) else { return };
         let reason = match conn.opened {
             OpenState::Header => CloseReason::ProxyTimeout,
             _ => CloseReason::HandshakeTimeout,
         };
-        // The place is its successor's.
+        // The place belongs to its successor.
         self.accepting.crowd.is_making_room = true;
         self.abort(id, reason);
         self.accepting.crowd.is_making_room = false;
     }
 
-    /// The table is full: one that began makes room as at the limit of its listener; of the listener that has most of them, among those
-    /// where one may go. Otherwise those that say nothing to one listener would keep others from accepting.
+    /// Makes room while the table is full: one start ends as at the limit of its listener. It is
+    /// taken from the listener that has most of them, among those at which one may end. Otherwise
+    /// connections that send nothing to one listener would keep others from accepting.
     #[cold]
     pub(super) fn make_room_for_all(&mut self) {
         if self.accepting.crowd.leaves.is_some_and(|id| self.conns.get(id).is_some()) {
@@ -135,7 +139,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Ends those that had their time, where there is a crowd.
+    /// Ends those that had their time, if there is a crowd.
     pub(super) fn end_starts(&mut self) {
         let now = self.now;
         let is_due = self.accepting.crowd.next_end.take_if(|at| *at <= now).is_some();
@@ -159,20 +163,21 @@ impl<O: Observer> Shard<O> {
             .out_of_time(then, max, whole, |begun| stage(conns, channels, begun))
     }
 
-    /// Sees to it that those of a crowd end in time. `one_waits` if a newcomer may, and nothing could go for it.
+    /// Ensures that those of a crowd end in time. `one_waits` if a new connection may wait for whom
+    /// none could end.
     pub(super) fn note_crowd(&mut self, listener: u16, one_waits: bool) {
         let (now, max) = (self.now, self.limits.handshakes_max);
         let whole = self.lanes[self.accepting.lane_of(listener)].limits.handshake_timeout;
         let Some(at) = self.accepting.at(listener) else { return };
         let Some(next) = at.starts.next(max, whole, one_waits) else { return };
-        // One that cannot go now is looked at once more in a moment.
+        // One that cannot end now is looked at once more in a moment.
         let next = next.max(now + STEP);
         let crowd = &mut self.accepting.crowd;
         crowd.next_end = Some(crowd.next_end.map_or(next, |before| before.min(next)));
         self.accepting.is_timed = true;
     }
 
-    /// A connection's header, or the end of its handshake, is not awaited any more.
+    /// Notes that a connection's header, or the end of its handshake, is no longer awaited.
     #[cold]
     pub(in crate::shard) fn start_over(&mut self, lane: LaneId, listener: u16) {
         if self.lanes[lane].is_outbound {
@@ -188,7 +193,8 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Panics if anything contradicts itself, or other than `starting` connections are counted.
+    /// Panics if anything contradicts itself, or if the number of counted connections is not
+    /// `starting`.
     pub(in crate::shard) fn check_newcomers(&self, starting: usize) {
         let counted: usize = self.accepting.listeners.iter().map(|at| at.starts.count()).sum();
         assert_eq!(
@@ -202,7 +208,7 @@ impl<O: Observer> Shard<O> {
     }
 }
 
-/// How far a connection is that was begun.
+/// The stage of a connection that was begun.
 fn stage(conns: &Slots<Conn>, channels: &Channels, begun: &Begun) -> Stage {
     let is_there = |conn: &&Conn| conn.is_starting() && (conn.opened == OpenState::Header) == begun.is_header;
     let Some(conn) = conns.get(begun.id).filter(is_there) else { return Stage::Over };
@@ -212,7 +218,7 @@ fn stage(conns: &Slots<Conn>, channels: &Channels, begun: &Begun) -> Stage {
     if brought_nothing(conn, channels, begun.id) { Stage::Silent } else { Stage::Heard }
 }
 
-/// True if the peer of a connection brought no byte of the header or the handshake that is awaited.
+/// True if the peer of a connection sent no byte of the awaited header or handshake.
 fn brought_nothing(conn: &Conn, channels: &Channels, id: ConnId) -> bool {
     match conn.opened {
         OpenState::Header => conn.inbox.is_none(),

@@ -5,9 +5,9 @@
 //!   socket's address                              client's address
 //! ```
 //!
-//! At a listener with a transport the handshake follows (`channels/`). What comes until the header is whole is kept together, and
-//! the header is read from its start with each piece. One that comes at once is read where it lies, and what is behind it goes on
-//! from there.
+//! At a listener with a transport the handshake follows (`channels/`). Bytes are kept together
+//! until the header is complete, which is read from its start with each piece. A header that comes
+//! in one piece is read where it lies, and the bytes after it go on from there.
 
 use ringserve_buf::{LeaseMut, try_box};
 
@@ -18,7 +18,7 @@ use crate::shard::turn::Lane;
 use crate::{CloseReason, ConnId, Observer};
 
 impl<O: Observer> Shard<O> {
-    /// Has the connections of a listener begin with a PROXY header. Before the first turn.
+    /// Makes the connections of a listener begin with a PROXY header. Before the first turn.
     pub fn expect_header(&mut self, listener: u16, header: HeaderRules) {
         if let Some(at) = self.accepting.at(listener) {
             at.header = Some(header);
@@ -26,7 +26,8 @@ impl<O: Observer> Shard<O> {
     }
 
     /// Reads the PROXY header of a connection that was [admitted](Shard::admit) at a listener that
-    /// [expects](Shard::expect_header) one. [`Lane::proxied`] says that it is there, [`Lane::ended`] that it will not be.
+    /// [expects](Shard::expect_header) one. [`Lane::proxied`] reports that it was read,
+    /// [`Lane::ended`] that it will not be.
     pub fn await_header(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.is_open()) else { return };
         let Some(listener) = conn.outlet().map(|outlet| outlet.listener()) else { return };
@@ -36,7 +37,7 @@ impl<O: Observer> Shard<O> {
         self.arm(id);
     }
 
-    /// Bytes came of a connection whose header is awaited.
+    /// Handles bytes of a connection whose header is awaited.
     #[cold]
     #[inline(never)]
     pub(in crate::shard) fn start(
@@ -47,7 +48,7 @@ impl<O: Observer> Shard<O> {
     ) {
         let Some(rest) = self.read_header(id, lease) else { return };
         lane.proxied(self, id);
-        // The goodbye of a drain comes before the first frame.
+        // The drain's message comes before the first frame.
         self.dispatch(lane);
         let Some(conn) = self.conns.get(id).filter(|conn| conn.is_open() && !rest.is_empty()) else {
             return;
@@ -62,7 +63,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Reads a header with the next piece of it. Returns what is behind it, once it is whole.
+    /// Reads a header with the next piece of it. Returns the bytes after it, once it is complete.
     fn read_header(&mut self, id: ConnId, mut lease: LeaseMut) -> Option<LeaseMut> {
         let conn = self.conns.get_mut(id)?;
         let expected = self.accepting.at(conn.outlet()?.listener())?.header?;
@@ -94,7 +95,7 @@ impl<O: Observer> Shard<O> {
         None
     }
 
-    /// The header is whole. False if the system has no memory for what it says.
+    /// Handles a complete header. False if the system has no memory for its facts.
     fn keep_header(&mut self, id: ConnId, bytes: &[u8], header: Header, expected: HeaderRules) -> bool {
         let Some(conn) = self.conns.get_mut(id) else { return true };
         let Some(shared) = conn.shared.clone() else { return true };
@@ -110,7 +111,7 @@ impl<O: Observer> Shard<O> {
         is_kept
     }
 
-    /// Keeps the start of a header: `kept`, or what came first.
+    /// Keeps the start of a header: `kept`, or the first piece.
     fn keep_start(&mut self, id: ConnId, kept: Option<alloc::boxed::Box<Inbox>>, first: &[u8]) {
         let inbox = kept.or_else(|| {
             let mut inbox = try_box(Inbox::default())?;
@@ -125,7 +126,7 @@ impl<O: Observer> Shard<O> {
         self.check_held(id);
     }
 
-    /// The peer sent its last byte, and the header is not whole.
+    /// Handles the end of the input before the header is complete.
     #[cold]
     pub(in crate::shard) fn header_cut_short(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get(id) else { return };

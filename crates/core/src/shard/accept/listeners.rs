@@ -1,4 +1,4 @@
-//! The listeners of a shard: each accepts while nothing holds it or all of them.
+//! The listeners of a shard: each accepts while nothing holds it back, nor all of them.
 
 use super::queue::Queue;
 use super::starts::Starts;
@@ -13,16 +13,16 @@ enum Accept {
     Off,
     Armed,
     Stopping,
-    /// The socket is closed, for good.
+    /// The socket is closed, permanently.
     Closed,
 }
 
-/// One listener: what one of them waits for holds no other.
+/// One listener: a reason to wait at one of them holds no other back.
 pub(super) struct Listener {
     /// The lane of accepted connections.
     pub(super) lane: LaneId,
     accept: Accept,
-    /// The header that its connections begin with, if there is one.
+    /// The header with which its connections begin, if there is one.
     pub(super) header: Option<HeaderRules>,
     /// Connections whose PROXY header or handshake is awaited.
     pub(super) starts: Starts,
@@ -30,7 +30,7 @@ pub(super) struct Listener {
     pub(super) queue: Queue,
     /// Its accept failed, and rests.
     pub(super) retry_at: Option<Time>,
-    /// Whether it was reported that it alone is paused.
+    /// Whether its own pause was reported.
     is_paused: bool,
 }
 
@@ -47,7 +47,7 @@ impl Listener {
         }
     }
 
-    /// One that another shard has.
+    /// A listener that another shard has.
     pub(super) fn elsewhere() -> Listener {
         Listener { accept: Accept::Closed, ..Listener::new(LaneId::FIRST) }
     }
@@ -56,7 +56,7 @@ impl Listener {
         self.accept == Accept::Closed
     }
 
-    /// True if its socket is open, or something that came there was not answered.
+    /// True if its socket is open, or a socket that came there was not answered.
     pub(super) fn is_open(&self) -> bool {
         !self.is_closed() || !self.queue.is_empty() || self.queue.asked() > 0
     }
@@ -66,7 +66,7 @@ impl Listener {
         !self.queue.is_empty() || self.queue.rests_until().is_some() || self.retry_at.is_some()
     }
 
-    /// Arms or stops its accept. The operation that does that, if it is new.
+    /// Arms or stops its accept. Returns the operation for that, if it is new.
     fn hold(&mut self, listener: u16, held: bool) -> Option<Op> {
         let (next, op) = match (self.accept, held) {
             (Accept::Armed, true) => (Accept::Stopping, Op::AcceptStop { listener }),
@@ -77,7 +77,7 @@ impl Listener {
         Some(op)
     }
 
-    /// Its accept ended.
+    /// Notes that its accept ended.
     fn accept_ended(&mut self, end: AcceptEnd, rests_until: Option<Time>) {
         self.accept = if end == AcceptEnd::Closed { Accept::Closed } else { Accept::Off };
         if let AcceptEnd::Error(_) = end {
@@ -85,7 +85,7 @@ impl Listener {
         }
     }
 
-    /// Nothing holds it any more: it is being closed.
+    /// Notes that it is being closed: nothing holds it back from now on.
     fn stop(&mut self) {
         self.retry_at = None;
         self.queue.end_rest();
@@ -95,11 +95,11 @@ impl Listener {
 /// Pauses of all listeners together.
 #[derive(Default)]
 pub(super) struct Pauses {
-    /// Whether there was no room when listeners were last armed or stopped.
+    /// Whether the shard was full when listeners were last armed or stopped.
     pub(super) is_full: bool,
-    /// Whether it was reported that a limit holds them.
+    /// Whether a pause by a limit was reported.
     is_reported: bool,
-    /// How often it was.
+    /// The number of those pauses.
     count: u64,
 }
 
@@ -113,7 +113,8 @@ impl<O: Observer> Shard<O> {
         &mut self.lanes[self.accepting.lane_of(listener)].counters
     }
 
-    /// Accepts nothing until [`begin_accepting`](Shard::begin_accepting): peers wait in the kernel's queue. Before the first turn.
+    /// Accepts nothing until [`begin_accepting`](Shard::begin_accepting): peers wait in the
+    /// kernel's queue. Before the first turn.
     pub fn withhold_accepting(&mut self) {
         self.accepting.phase = Phase::Withheld;
     }
@@ -125,13 +126,14 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// True while a limit holds accepting back at all listeners, or the kernel refused it. Not while the server's rate does, and not
-    /// while one listener alone is paused, at which as many begin as may.
+    /// True while a limit holds accepting back at all listeners, or the kernel refused it. False
+    /// while the server's rate does, and while only one listener is paused because of its number of
+    /// starts.
     pub fn is_accept_paused(&self) -> bool {
         self.accepting.pauses.is_reported
     }
 
-    /// How often it [became so](Shard::is_accept_paused).
+    /// The number of times that accepting [was paused](Shard::is_accept_paused).
     pub fn accept_pauses(&self) -> u64 {
         self.accepting.pauses.count
     }
@@ -141,14 +143,14 @@ impl<O: Observer> Shard<O> {
         if let Some(at) = self.accepting.at(listener) {
             at.accept_ended(end, rests_until);
         }
-        // What one listener found missing is missing for all.
+        // What one listener lacks, all lack.
         if matches!(end, AcceptEnd::Descriptors | AcceptEnd::SystemFiles) {
             self.accepting.retry_at = rests_until.or(self.accepting.retry_at);
         }
         self.sync_accept();
     }
 
-    /// Arms or stops each listener as the limits say.
+    /// Arms or stops each listener as the limits require.
     pub(super) fn sync_accept(&mut self) {
         self.sync_listeners();
         self.accepting.is_timed = !self.accepting.is_settled();
@@ -184,8 +186,9 @@ impl<O: Observer> Shard<O> {
             self.lanes[LaneId::FIRST].counters.accept_held += 1;
         }
         let by_limit = held && (!has_room || self.accepting.retry_at.is_some());
-        // A rate holds many times in a second, and as it was asked to; and what is put off is refused soon, or let in. Reported,
-        // either would keep a server refusing that has room.
+        // A rate holds back many times in a second, as intended; and postponed connections are
+        // refused soon, or let in. A report of either would make a server refuse connections
+        // although it has room.
         let is_reported = self.accepting.pauses.is_reported;
         self.report_pause(by_limit && (is_reported || !(by_rate || put_off)));
     }
@@ -201,7 +204,8 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// The same for one, where there is `room` as far as all listeners go. True if it is held back.
+    /// Arms or stops one listener; `room` is true if the limits of all listeners leave room. True
+    /// if it is held back.
     fn sync_listener(&mut self, listener: u16, room: bool) -> bool {
         let is_full = self.is_full_of_starts(listener) && self.first_to_go(listener).is_none();
         self.note_crowd(listener, is_full);
@@ -228,7 +232,7 @@ impl<O: Observer> Shard<O> {
         for (listener, _) in (0..).zip(&self.accepting.listeners).filter(|(_, at)| !at.is_closed()) {
             self.ops.push(Op::StopListening { listener });
         }
-        // Accepting does not rest any more, and is not held back.
+        // Accepting is no longer paused or held back.
         self.accepting.retry_at = None;
         self.accepting.tokens.stop();
         self.accepting.crowd.forget_ends();

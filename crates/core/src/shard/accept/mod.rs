@@ -1,4 +1,5 @@
-//! Newcomers: which listeners accept, who waits for a place, and connections that begin with a header or a handshake.
+//! New connections: which listeners accept, which sockets wait for a place, and connections that
+//! begin with a header or a handshake.
 // May use: channels, lanes, timers, turn.
 // Begin with: `arrivals.rs`, then `answers.rs`.
 
@@ -21,14 +22,14 @@ use listeners::{Listener, Pauses};
 pub use quota::Quota;
 use quota::{Places, Reserve, Tokens};
 
-/// How long accepting rests after the kernel refused it: ten attempts a second find a freed descriptor soon
-/// and cost nothing.
+/// Time for which accepting rests after the kernel refused it: ten attempts a second find a freed
+/// descriptor soon and cost nothing.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// Whether listeners were armed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// They are not, whatever there is room for.
+    /// They are not, even if there is room.
     Withheld,
     /// They will be in the next turn.
     Ready,
@@ -40,21 +41,22 @@ enum Phase {
 pub(super) struct Accepting {
     phase: Phase,
     listeners: Vec<Listener>,
-    /// The listener whose waiting sockets are the first to have places.
+    /// The listener whose waiting sockets are the first to get places.
     next_listener: usize,
-    /// Connections of which the services are asked, of all listeners.
+    /// Connections for which the services are asked, of all listeners.
     asked: usize,
     places: Places,
     tokens: Tokens,
     reserve: Option<Reserve>,
-    /// The time at which accepting goes on that rests since the kernel has no more descriptors.
+    /// The time at which accepting goes on after it was paused because the kernel has no more
+    /// descriptors.
     retry_at: Option<Time>,
     pauses: Pauses,
     crowd: Crowd,
-    /// Connections that are there for last words alone.
+    /// Connections that exist only for a rejection message.
     parting: usize,
-    /// Whether there may be a [time](Accepting::next_check) to check again, or something to check at each turn: all that most turns
-    /// look at.
+    /// Whether there may be a [time](Accepting::next_check) to check again, or something to check
+    /// at each turn: most turns look at nothing else.
     is_timed: bool,
 }
 
@@ -76,12 +78,13 @@ impl Accepting {
         }
     }
 
-    /// Adds listeners behind those that are there.
+    /// Adds listeners after the present ones.
     pub(super) fn add_listeners(&mut self, listeners: u16, lane: LaneId) {
         self.listeners.extend((0..listeners).map(|_| Listener::new(lane)));
     }
 
-    /// Has a place for what waits of a listener: another shard may pass on what it accepted at one that this one has not.
+    /// Makes a place for waiting sockets of a listener: another shard may pass on sockets of a
+    /// listener that this one does not have.
     fn know(&mut self, listener: u16) {
         while self.listeners.len() <= usize::from(listener) {
             self.listeners.push(Listener::elsewhere());
@@ -96,7 +99,8 @@ impl Accepting {
         self.listeners.get(usize::from(listener)).map_or(LaneId::FIRST, |listener| listener.lane)
     }
 
-    /// True if there may be a [time](Accepting::next_check) to check again, or something to check at each turn.
+    /// True if there may be a [time](Accepting::next_check) to check again, or something to check
+    /// at each turn.
     #[inline]
     pub(super) fn is_timed(&self) -> bool {
         self.is_timed
@@ -112,7 +116,7 @@ impl Accepting {
             && !(self.pauses.is_full && self.places.are_shared())
     }
 
-    /// True if something is checked at each turn, or the time has come to end one that begins.
+    /// True if something is checked at each turn, or a start has to end now.
     #[cold]
     fn rests(&self, now: Time) -> bool {
         self.phase != Phase::Begun
@@ -122,8 +126,9 @@ impl Accepting {
             || self.crowd.next_end().is_some_and(|at| at <= now)
     }
 
-    /// The time to check again: accepting rests after an error, the rate has a token then, services put newcomers off, one that begins
-    /// has to go, and no other shard reports that it has room.
+    /// The time to check again: when accepting goes on after an error, when the rate has a token,
+    /// when services no longer postpone, when a start has to end, or when another shard may have
+    /// room without a report.
     pub(super) fn next_check(&self, now: Time) -> Option<Time> {
         let is_held_by_others = (self.pauses.is_full || self.waits()) && self.places.are_shared();
         let by_others = is_held_by_others.then(|| now + RETRY);
@@ -146,7 +151,7 @@ impl Accepting {
         !self.waits() && self.listeners_left() == 0
     }
 
-    /// True if a listener of a lane is open, or something that came there was not answered.
+    /// True if a listener of a lane is open, or a socket that came there was not answered.
     pub(super) fn is_open(&self, lane: LaneId) -> bool {
         self.listeners.iter().filter(|listener| listener.lane == lane).any(Listener::is_open)
     }
@@ -161,12 +166,12 @@ impl Accepting {
         self.places.used()
     }
 
-    /// An accepted connection is gone: its place is free.
+    /// Notes that an accepted connection is gone: its place is free.
     pub(super) fn connection_gone(&mut self) {
         self.places.give_back();
     }
 
-    /// A connection that was there for last words alone is gone.
+    /// Notes that a connection is gone that existed only for a rejection message.
     pub(super) fn parted(&mut self) {
         self.parting -= 1;
     }

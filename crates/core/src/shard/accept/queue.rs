@@ -1,4 +1,5 @@
-//! Sockets that were accepted at one listener and wait for a place, first in, first out, and those of which the services are asked.
+//! Sockets that were accepted at one listener and wait for a place, first in, first out, and those
+//! for which the services are asked.
 //!
 //! ```text
 //!   accepted ──▶ asked ──▶ admitted, refused, handed off
@@ -14,18 +15,18 @@ use core::net::SocketAddr;
 
 use crate::{Socket, Time};
 
-/// Why a socket waits.
+/// The reason why a socket waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Why {
     /// No place is left for it.
     Limit,
     /// The server's rate has no token.
     Rate,
-    /// It was postponed before, and is asked for again.
+    /// It was postponed before, and the services are asked again.
     Retry,
-    /// The services put it off.
+    /// The services postponed it.
     Postponed,
-    /// Others came before it, or its listener puts newcomers off.
+    /// Others came before it, or its listener postpones new connections.
     Others,
 }
 
@@ -37,23 +38,26 @@ pub(super) struct Waiting {
     pub(super) why: Why,
 }
 
-/// Of how many newcomers the services are asked before they answered the first.
+/// The number of connections for which the services are asked before they answered the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pace {
-    /// Of all for which there is a place.
+    /// All for which there is a place.
     All,
-    /// Of one: an earlier one was postponed, and none was let in or refused since.
+    /// One: an earlier one was postponed, and none was let in or refused since.
     OneByOne,
 }
 
-/// Those of a listener. Each has a separate queue: what one of them waits for holds no other.
+/// The sockets of a listener. Each has a separate queue: a reason to wait at one of them holds no
+/// other back.
 pub(super) struct Queue {
     waiting: VecDeque<Waiting>,
-    /// Sockets handed out as [`Event::Accepted`](crate::shard::turn::Event::Accepted) and not answered yet.
+    /// Sockets handed out as [`Event::Accepted`](crate::shard::turn::Event::Accepted) and not
+    /// answered yet.
     asked: usize,
-    /// Those of them that waited before, and are counted; some may be answered while others are not.
+    /// Those of them that waited before, and are counted; some may be answered while others are
+    /// not.
     waited: Vec<Socket>,
-    /// The services are asked of none before then, by their order.
+    /// The time before which the services are not asked, by their order.
     rests_until: Option<Time>,
     pace: Pace,
 }
@@ -63,7 +67,7 @@ impl Queue {
         Queue { waiting: VecDeque::new(), asked: 0, waited: Vec::new(), rests_until: None, pace: Pace::All }
     }
 
-    /// How many wait.
+    /// The number of waiting sockets.
     pub(super) fn len(&self) -> usize {
         self.waiting.len()
     }
@@ -72,27 +76,28 @@ impl Queue {
         self.waiting.is_empty()
     }
 
-    /// How many the services are asked of.
+    /// The number of sockets for which the services are asked.
     pub(super) fn asked(&self) -> usize {
         self.asked
     }
 
-    /// True if one that comes now waits for no other one.
+    /// True if a new socket would not have to wait for another one.
     pub(super) fn is_free(&self) -> bool {
         self.waiting.is_empty() && !self.is_put_off()
     }
 
-    /// True while newcomers are put off, or the one that was is asked for again.
+    /// True while new connections are postponed, or the services are asked again for the postponed
+    /// one.
     pub(super) fn is_put_off(&self) -> bool {
         self.rests_until.is_some() || self.pace == Pace::OneByOne && self.asked > 0
     }
 
-    /// The time until which newcomers are put off.
+    /// The time until which new connections are postponed.
     pub(super) fn rests_until(&self) -> Option<Time> {
         self.rests_until
     }
 
-    /// Newcomers are put off no longer.
+    /// Ends the time for which new connections are postponed.
     pub(super) fn end_rest(&mut self) {
         if self.rests_until.take().is_some() {
             let postponed = self.waiting.iter_mut().take_while(|waiting| waiting.why == Why::Postponed);
@@ -100,14 +105,14 @@ impl Queue {
         }
     }
 
-    /// The same, if their time is over.
+    /// Ends that time, if it is over.
     pub(super) fn go_on(&mut self, now: Time) {
         if self.rests_until.is_some_and(|until| until <= now) {
             self.end_rest();
         }
     }
 
-    /// Adds one behind all others.
+    /// Adds one after all others.
     pub(super) fn push(&mut self, waiting: Waiting) {
         self.waiting.push_back(waiting);
     }
@@ -117,13 +122,13 @@ impl Queue {
         self.waiting.pop_front()
     }
 
-    /// Puts the first one back, for which there is no place.
+    /// Puts the first one back, because there is no place for it.
     pub(super) fn unpop(&mut self, waiting: Waiting) {
         self.waiting.push_front(waiting);
     }
 
-    /// Puts one back that was asked for, until then: in front of all but those that were put back before it. True if it waits for
-    /// the first time.
+    /// Puts one back that was asked for, until then: before all but those that were put back
+    /// earlier. True if it waits for the first time.
     pub(super) fn postpone(&mut self, socket: Socket, peer: Option<SocketAddr>, until: Time) -> bool {
         let is_first = !self.waited.contains(&socket);
         self.one_answered();
@@ -134,20 +139,21 @@ impl Queue {
         is_first
     }
 
-    /// The services are asked of one.
+    /// Notes that the services are asked for one.
     pub(super) fn ask(&mut self) {
         self.asked += 1;
     }
 
-    /// One that is asked for waited before.
+    /// Notes that one of those asked for waited before.
     pub(super) fn note_waited(&mut self, socket: Socket) {
         self.waited.push(socket);
     }
 
-    /// The services answered at `now` for one that is not postponed.
+    /// Notes that the services answered at `now` for one that is not postponed.
     pub(super) fn answered(&mut self, now: Time) {
         self.one_answered();
-        // Those behind it are asked for in the next turn: this one may begin a handshake before, and those have a limit.
+        // The services are asked for those after it in the next turn: this one may begin a
+        // handshake before, and those have a limit.
         if core::mem::replace(&mut self.pace, Pace::All) == Pace::OneByOne && !self.waiting.is_empty() {
             self.rests_until = self.rests_until.or(Some(now));
         }
@@ -179,7 +185,7 @@ mod tests {
         Time::ZERO + Duration::from_secs(seconds)
     }
 
-    /// The services are asked of all of these.
+    /// A queue whose services are asked for all of these.
     fn asked(numbers: impl Iterator<Item = u64>) -> Queue {
         let mut queue = Queue::new();
         numbers.for_each(|_| queue.ask());
@@ -208,7 +214,7 @@ mod tests {
         assert!(queue.is_put_off(), "the last one sets the time");
         queue.go_on(at(3));
         assert_eq!(waiting(&queue)[0], (1, Why::Retry));
-        // It is put back in front of those that were put off with it.
+        // It is put back in front of those that were postponed with it.
         let first = queue.pop().expect("it waits");
         queue.ask();
         queue.note_waited(first.socket);

@@ -1,5 +1,6 @@
-//! Needs of newcomers in addition to a slot of this shard: a part of what all shards may hold together, and a token of the server's
-//! rate. Peers that an operator names need no token, and have places beyond those of the others.
+//! Needs of new connections in addition to a slot of this shard: a part of what all shards may hold
+//! together, and a token of the server's rate. Peers that an operator names need no token, and have
+//! places beyond those of the others.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -17,7 +18,7 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// None is used yet.
+    /// A quota of which nothing is used yet.
     pub fn new(max: usize) -> Quota {
         Quota { used: AtomicUsize::new(0), max }
     }
@@ -47,7 +48,7 @@ impl Places {
         self.quota.as_ref().is_none_or(|quota| quota.used.load(Ordering::Relaxed) < quota.max)
     }
 
-    /// Takes one of the server's connections, if it has one left, or not as many as `beyond` more.
+    /// Takes one of the server's connections, if fewer than the limit and `beyond` more are used.
     pub(super) fn take(&self, beyond: usize) -> bool {
         let Some(quota) = &self.quota else { return true };
         let more = |used: usize| (used < quota.max + beyond).then_some(used + 1);
@@ -81,7 +82,7 @@ impl Tokens {
         self.awaited_until.is_some()
     }
 
-    /// This shard begins to accept.
+    /// Notes that this shard begins to accept.
     pub(super) fn begin(&self, now: Time) {
         if let Some(rate) = &self.rate {
             rate.begin(now);
@@ -103,40 +104,42 @@ impl Tokens {
         }
     }
 
-    /// There is a token again, if the time has come.
+    /// Ends the wait for a token, if the time has come.
     pub(super) fn go_on(&mut self, now: Time) {
         self.awaited_until.take_if(|at| *at <= now);
     }
 
-    /// None is needed any more.
+    /// Ends the need for tokens.
     pub(super) fn stop(&mut self) {
         self.awaited_until = None;
     }
 
-    /// Notes whether it holds a listener back. True if it does so newly.
+    /// Notes whether it holds a listener back. True if that is new.
     pub(super) fn hold(&mut self, holds: bool) -> bool {
         let before = core::mem::replace(&mut self.is_holding, holds);
         holds && !before
     }
 }
 
-/// Sockets that wait while it is looked whether one behind them may have a reserved slot, of all listeners. Each holds a descriptor.
+/// Sockets of all listeners that may wait while a search is made for one that may have a reserved
+/// slot. Each holds a descriptor.
 const LOOKS_AHEAD: usize = 64;
 
-/// Slots beside those of all, and which peers may have them, by listener and address.
+/// Slots in addition to those of all, and the peers that may have them, by listener and address.
 pub(super) struct Reserve {
     slots: usize,
     admits: Box<dyn Fn(u16, SocketAddr) -> bool>,
 }
 
 impl super::Accepting {
-    /// The slots beside those of all, for a peer that may have one.
+    /// The number of reserved slots, for a peer that may have one.
     pub(super) fn reserved_for(&self, listener: u16, peer: Option<SocketAddr>) -> Option<usize> {
         let Reserve { slots, admits } = self.reserve.as_ref()?;
         admits(listener, peer?).then_some(*slots)
     }
 
-    /// Sockets of a listener at most that are accepted though none has room, to see whether one may have a reserved slot.
+    /// The most sockets of a listener that are accepted although none has room, to see whether one
+    /// may have a reserved slot.
     pub(super) fn looks_ahead(&self) -> usize {
         match self.reserve {
             Some(_) => (LOOKS_AHEAD / self.listeners.len().max(1)).max(1),
@@ -151,24 +154,27 @@ impl<O: Observer> Shard<O> {
         self.accepting.places.quota = Some(quota);
     }
 
-    /// Takes connections at a rate that all shards of the server share. Further ones wait. Before the first turn.
+    /// Takes connections at a rate that all shards of the server share. Further ones wait. Before
+    /// the first turn.
     pub fn share_rate(&mut self, rate: Arc<AcceptRate>) {
         self.accepting.tokens.rate = Some(rate);
     }
 
-    /// Keeps `slots` beyond the limit of accepted connections for the peers that `admits` names by listener and address. They
-    /// need no token of a rate either. Where others wait, it accepts further ones to find such peers. Before the first turn.
+    /// Keeps `slots` beyond the limit of accepted connections for the peers that `admits` accepts
+    /// by listener and address. They need no token of a rate either. If others wait, the shard
+    /// accepts further ones to find such peers. Before the first turn.
     pub fn reserve(&mut self, slots: usize, admits: impl Fn(u16, SocketAddr) -> bool + 'static) {
         self.lanes.reserve(slots);
         self.accepting.reserve = Some(Reserve { slots, admits: Box::new(admits) });
     }
 
-    /// Sets whether another shard has room for sockets beyond this one's table. Accepting goes on from the next turn.
+    /// Sets whether another shard has room for sockets beyond this one's table. Accepting goes on
+    /// from the next turn.
     pub fn set_others_have_room(&mut self, room: bool) {
         self.accepting.places.has_room_elsewhere = room;
     }
 
-    /// Takes a token of the server's rate; false if there is none. A drain lets in what waits.
+    /// Takes a token of the server's rate; false if there is none. A drain lets waiting sockets in.
     pub(super) fn take_token(&mut self) -> bool {
         if self.has_stopped() {
             return true;
@@ -178,7 +184,7 @@ impl<O: Observer> Shard<O> {
         taken
     }
 
-    /// A socket that had a token needs none.
+    /// Gives back the token of a socket that does not need it.
     pub(super) fn give_token_back(&mut self) {
         if !self.has_stopped() {
             self.accepting.tokens.give_back(self.now);
@@ -186,7 +192,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Accepted connections this shard has room for.
+    /// Accepted connections for which this shard has room.
     pub fn slots_left(&self) -> usize {
         self.lanes.inbound_left(self.accepting.asked)
     }

@@ -1,8 +1,10 @@
-//! Connections of one listener whose PROXY header or handshake is awaited, by age: which of them goes where there are many.
+//! Connections of one listener whose PROXY header or handshake is awaited, by age: which of them
+//! ends if there are many.
 //!
-//! Below half of the limit each has [`handshake_timeout`](crate::Limits::handshake_timeout). From there on that falls, to
-//! [`LEAST`] at the limit. At the limit one goes for each newcomer: the oldest that brought no byte and is older than [`SILENT`],
-//! else the oldest that is older than `LEAST`.
+//! Below half of the limit each has [`handshake_timeout`](crate::Limits::handshake_timeout). From
+//! there on the time falls, to [`LEAST`] at the limit. At the limit one ends for each new
+//! connection: the oldest that brought no byte and is older than [`SILENT`], else the oldest that
+//! is older than `LEAST`.
 
 use alloc::collections::VecDeque;
 use core::time::Duration;
@@ -11,34 +13,36 @@ use crate::shard::QUEUE_KEPT;
 use crate::shard::timers::FEW;
 use crate::{ConnId, Time};
 
-/// How old one is at least that brought no byte and makes room: with a round trip of half a second the peer has spoken.
+/// The least age of one that brought no byte and makes room: with a round trip of half a second the
+/// peer has sent something by then.
 const SILENT: Duration = Duration::from_secs(1);
 
-/// The same of one that brought some, and the least that the time of all falls to: a packet that was lost twice is there.
+/// The least age of one that brought some, and the time of all at the limit: a packet that was lost
+/// twice has arrived by then.
 const LEAST: Duration = Duration::from_secs(3);
 
-/// The time that falls where there is no limit.
+/// The full time if there is no limit.
 const WITHOUT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Turns in a row that may all have left something in the kernel, behind which what was there before them was looked at: thousands of
-/// completions.
+/// The number of turns in a row that may all have left something in the kernel, after which
+/// everything that was there before them was looked at: thousands of completions.
 const MANY: u32 = 256;
 
-/// Up to when what peers sent was looked at. One whose bytes wait in the kernel, since the shard was away or has much to do, is not
-/// silent.
+/// The time up to which peers' bytes were looked at. A peer whose bytes wait in the kernel, because
+/// the shard was away or is busy, is not silent.
 #[derive(Default)]
 pub(in crate::shard) struct LookBound {
     until: Time,
     /// The last turn, and whether it left nothing in the kernel.
     turn: Time,
     is_all: bool,
-    /// Turns in a row that may have left something, and the first of them.
+    /// The number of turns in a row that may have left something, and the first of them.
     row: u32,
     row_from: Time,
 }
 
 impl LookBound {
-    /// A turn begins that brings `completions`, behind one that was looked at.
+    /// Notes that a turn begins that brings `completions`, after one that was looked at.
     pub(in crate::shard) fn turn_begins(&mut self, now: Time, completions: usize) {
         if self.is_all || self.row == 0 {
             self.row_from = self.turn;
@@ -55,7 +59,7 @@ impl LookBound {
     }
 }
 
-/// How far a connection is that was begun.
+/// The stage of a connection that was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// It is open, or gone.
@@ -68,12 +72,12 @@ pub(super) enum Stage {
     Works,
 }
 
-/// One that began. A connection whose header is whole, and which begins with a handshake, has another place for that: its peer speaks
-/// once more from there on.
+/// A connection that began. One whose header is complete, and which begins with a handshake, has
+/// another place for that: from there on its peer is expected to send again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Begun {
     pub(super) id: ConnId,
-    /// With a header, and not with a handshake.
+    /// True if it began with a header, false for a handshake.
     pub(super) is_header: bool,
     since: Time,
 }
@@ -84,26 +88,29 @@ impl Begun {
     }
 }
 
-/// Those that wait for the shard at most that are passed over for one behind them: it sees to them in the order in which they came.
+/// The most connections that wait for the shard and are skipped in favour of a later one: the shard
+/// handles them in the order in which they came.
 const PASSED_OVER: usize = 64;
 
-/// Those of a listener.
+/// The starts of a listener.
 #[derive(Default)]
 pub(in crate::shard) struct Starts {
     count: usize,
-    /// Those that had brought no byte when they were last looked at, the oldest first. Some are over, or have brought some.
+    /// Those that had brought no byte when they were last looked at, the oldest first. Some are
+    /// over, or have brought some by now.
     silent: VecDeque<Begun>,
-    /// Those that had brought some, the oldest first: each that is older than the first silent one. Some are over.
+    /// Those that had brought some, the oldest first: each that is older than the first silent one.
+    /// Some are over.
     heard: VecDeque<Begun>,
 }
 
 impl Starts {
-    /// How many there are.
+    /// The number of starts.
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// Counts one. False if the system has no memory to note it: then it has no place by age.
+    /// Counts one. False if the system has no memory for the note: then it has no place by age.
     pub(super) fn begin(&mut self, begun: Begun, stage: impl Fn(&Begun) -> Stage) -> bool {
         self.count += 1;
         if self.silent.len() + self.heard.len() > 2 * self.count + QUEUE_KEPT {
@@ -118,7 +125,7 @@ impl Starts {
         has_room
     }
 
-    /// One is over.
+    /// Notes that one is over.
     pub(super) fn end(&mut self) {
         self.count -= 1;
         if self.count == 0 {
@@ -134,15 +141,15 @@ impl Starts {
         self.count * 2 >= max.max(2)
     }
 
-    /// The time that one has, of `whole` where there are few.
+    /// The time that each has; `whole` if there are few.
     fn time(&self, max: usize, whole: Option<Duration>) -> Duration {
         let whole = whole.unwrap_or(WITHOUT_LIMIT);
         let beyond = (self.count * 2).saturating_sub(max).min(max);
         whole - whole.saturating_sub(LEAST) * beyond as u32 / max as u32
     }
 
-    /// The first of both queues that does not wait for the shard, once those that are over went and those that brought bytes changed
-    /// over.
+    /// The first of both queues that does not wait for the shard, after those that are over were
+    /// removed and those that brought bytes changed queues.
     fn firsts(&mut self, stage: impl Fn(&Begun) -> Stage) -> [Option<Begun>; 2] {
         let mut silent = None;
         while let Some(&begun) = self.silent.front() {
@@ -152,7 +159,7 @@ impl Starts {
                 break;
             }
             self.silent.pop_front();
-            // Without memory it has no place any more, and goes by its own limit.
+            // Without memory it has no place, and ends by its own limit.
             if is != Stage::Over && self.heard.try_reserve(1).is_ok() {
                 self.heard.push_back(begun);
             }
@@ -168,14 +175,16 @@ impl Starts {
         [silent, None]
     }
 
-    /// The one that goes for a newcomer at the limit, if there is one, where all was looked at that came until `then`.
+    /// The one that ends for a new connection at the limit, if there is one, given that everything
+    /// that came until `then` was looked at.
     pub(super) fn first_to_go(&mut self, then: Time, stage: impl Fn(&Begun) -> Stage) -> Option<ConnId> {
         let [silent, heard] = self.firsts(stage);
         let goes = |first: Option<Begun>, age: Duration| first.filter(|begun| begun.since + age <= then);
         goes(silent, SILENT).or_else(|| goes(heard, LEAST)).map(|begun| begun.id)
     }
 
-    /// One that had its time, where there is a crowd, and all was looked at that came until `then`.
+    /// One that had its time, if there is a crowd, given that everything that came until `then` was
+    /// looked at.
     pub(super) fn out_of_time(
         &mut self,
         then: Time,
@@ -192,7 +201,8 @@ impl Starts {
         over.next().map(|begun| begun.id)
     }
 
-    /// The next time at which one has to go, if there is a crowd; or where newcomers may wait for a place, at which one may.
+    /// The next time at which one has to end, if there is a crowd; or, while new connections may
+    /// wait for a place, at which one may.
     pub(super) fn next(&self, max: usize, whole: Option<Duration>, one_waits: bool) -> Option<Time> {
         if !one_waits && !self.is_crowd(max) {
             return None;
@@ -218,7 +228,7 @@ mod tests {
         ConnId::new(number, 1)
     }
 
-    /// One a second, the first at zero.
+    /// Starts of one a second, the first at zero.
     fn begun(count: u32) -> Starts {
         let mut starts = Starts::default();
         for number in 0..count {
@@ -266,7 +276,7 @@ mod tests {
         assert_eq!(starts.out_of_time(at(9), 100, WHOLE, works(2)), Some(id(2)));
         assert_eq!(starts.first_to_go(at(99), works(PASSED_OVER as u32)), Some(id(PASSED_OVER as u32)));
         assert_eq!(starts.first_to_go(at(99), works(PASSED_OVER as u32 + 1)), None);
-        // Those that are over cost no look.
+        // Starts that are over cost no look.
         let over = |of: &Begun| match of.id.slot() {
             0 => Stage::Works,
             1..90 => Stage::Over,

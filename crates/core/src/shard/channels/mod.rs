@@ -1,4 +1,5 @@
-//! Connections with a channel between socket and framing: which have one, their handshakes, and their ends.
+//! Connections with a channel between socket and framing: which have one, their handshakes, and
+//! their ends.
 //!
 //! ```text
 //!   admit ──▶ begin_handshake ──▶ unseal, step .. ──▶ ready: Lane::secured ──▶ opened, open_parked, refused
@@ -6,13 +7,14 @@
 //!                                   └ Work ┘ at the start of a turn, some in each
 //! ```
 //!
-//! Channels lie in a table by slot, which services reach too (`ChannelTable`). What a channel said
-//! and no send took is in another one. Whether a connection has a channel, and how far that is, bits tell ([`SlowPathFlags`]) that the short
-//! ways of bytes and replies look at anyway.
+//! Channels lie in a table by slot, which services reach too (`ChannelTable`). Bytes that a channel
+//! produced and no send took lie in another one. Bits of [`SlowPathFlags`], which the short paths
+//! of bytes and replies check anyway, show whether a connection has a channel, and its stage.
 //!
-//! Each call of a channel is [guarded](Observer::guard): one that panics is dropped, and ends its connection.
+//! Each call of a channel is [guarded](Observer::guard): one that panics is dropped, and ends its
+//! connection.
 // May use: turn.
-// Begin with: the handshake below; `unseal.rs` and `seal.rs` are the ways in and out.
+// Begin with: the handshake below; `unseal.rs` and `seal.rs` are the paths in and out.
 
 mod seal;
 mod unseal;
@@ -33,37 +35,41 @@ use crate::framing::FrameError;
 use crate::tables::{Chunked, LISTED_BYTES};
 use crate::{CloseReason, ConnId, Observer, Transport, TransportConn};
 
-/// Bytes that a peer may send before its handshake is done: a chain of client certificates is a few KiB.
+/// Bytes that a peer may send before its handshake is done: a chain of client certificates is a few
+/// KiB.
 const HANDSHAKE_BYTES_MAX: usize = 64 * 1024;
 
-/// Steps of handshakes in a turn that has other things to do, and in one that has not. One costs as much as hundreds of frames, so
-/// a turn with one is about twice as long as without; eight are 2 ms.
+/// Steps of handshakes in a turn that has other things to do, and in one that has not. One costs as
+/// much as hundreds of frames, so a turn with one is about twice as long as without; eight are 2
+/// ms.
 const STEPS_BESIDE_OTHERS: u32 = 1;
 const STEPS_ALONE: u32 = 8;
 
 /// The answer of a channel that panicked.
 pub(super) const PANICKED: TransportError = TransportError(CloseReason::HandlerPanicked);
 
-/// What a channel said, or heard before it was ready. Only while there is any.
+/// Bytes that a channel produced, or received before it was ready. Exists only while there are any.
 #[derive(Default)]
 struct ChannelBuffers {
-    /// In no send yet, and counted as held.
+    /// Bytes that are in no send yet, and counted as held.
     out: Vec<u8>,
     /// Bytes received before it was ready.
     came: usize,
-    /// What came behind records that said far more than they took. While it is there the channel says nothing before its next step.
+    /// Bytes after records that decoded to far more than their size. While there are any the
+    /// channel decodes nothing before its next step.
     later: Option<Vec<u8>>,
     /// [`TransportConn::kept_bytes`], counted as held.
     kept: usize,
 }
 
-/// Where the channels of a shard come from, and what is to be done for them.
+/// The transports of a shard's channels, and the work to be done for them.
 pub(super) struct Channels {
     /// By listener.
     transports: Vec<Option<Rc<dyn Transport>>>,
-    /// By slot. Without memory until there is one.
+    /// The buffers by slot. Without memory until there is one.
     said: Chunked<Option<Box<ChannelBuffers>>>,
-    /// Connections of which a step waits, in the order in which they get one. Those that ended meanwhile are among them.
+    /// Connections with a waiting step, in the order in which they get one. Those that ended
+    /// meanwhile are among them.
     working: VecDeque<ConnId>,
     steps_beside_others: u32,
     steps_alone: u32,
@@ -89,7 +95,7 @@ impl Channels {
         self.said.get(id.slot())?.as_deref()
     }
 
-    /// True if there is nothing of these, nor [anything put off](Channels::is_put_off).
+    /// True if a connection has no such bytes, nor [anything put off](Channels::is_put_off).
     #[inline(never)]
     pub(super) fn has_said_nothing(&self, id: ConnId) -> bool {
         self.said(id).is_none_or(|said| said.out.is_empty() && said.later.is_none())
@@ -106,7 +112,7 @@ impl Channels {
         self.said(id).map_or(0, |said| said.came)
     }
 
-    /// Changes what there is of these two. False if the system has no memory for it.
+    /// Changes a connection's buffers. False if the system has no memory for them.
     fn with_said(&mut self, id: ConnId, change: impl FnOnce(&mut ChannelBuffers) -> bool) -> bool {
         let Some(entry) = self.said.entry(id.slot()) else { return false };
         if entry.is_none() {
@@ -124,31 +130,31 @@ impl Channels {
         out
     }
 
-    /// Has no memory for what is not there.
+    /// Frees the memory of empty buffers.
     fn tidy(&mut self, id: ConnId) {
         if let Some(entry) = self.said.get_mut(id.slot()) {
             entry.take_if(|said| said.out.is_empty() && said.came + said.kept == 0 && said.later.is_none());
         }
     }
 
-    /// Bytes of memory that what is looked at later takes.
+    /// Bytes of memory held by input that is looked at later.
     pub(super) fn later_bytes(&self, id: ConnId) -> usize {
         self.said(id).and_then(|said| said.later.as_ref()).map_or(0, Vec::capacity)
     }
 
-    /// Bytes of memory that the handshake takes as long as the connection.
+    /// Bytes of memory that the handshake occupies as long as the connection lasts.
     pub(super) fn kept_bytes(&self, id: ConnId) -> usize {
         self.said(id).map_or(0, |said| said.kept)
     }
 
-    /// True if a channel is not to say what it has before its next step.
+    /// True if a channel must decode nothing before its next step.
     #[inline]
     pub(super) fn is_put_off(&self, id: ConnId) -> bool {
         self.said(id).is_some_and(|said| said.later.is_some())
     }
 
-    /// Keeps bytes that are looked at later, behind those that are. `None` if the system has no memory for them, else how many there
-    /// are now.
+    /// Keeps bytes that are looked at later, after those kept already. `None` if the system has no
+    /// memory for them, else how many there are now.
     pub(super) fn put_later(&mut self, id: ConnId, wire: &[u8]) -> Option<usize> {
         let mut kept = None;
         self.with_said(id, |said| {
@@ -162,7 +168,7 @@ impl Channels {
         kept
     }
 
-    /// Takes what is to be looked at now.
+    /// Takes the bytes to be looked at now.
     pub(super) fn take_later(&mut self, id: ConnId) -> Option<Vec<u8>> {
         let later = self.said.get_mut(id.slot())?.as_deref_mut()?.later.take();
         self.tidy(id);
@@ -174,7 +180,7 @@ impl Channels {
         self.working.len()
     }
 
-    /// How many steps a turn may make, if one waits.
+    /// The number of steps that a turn may make, if one waits.
     pub(super) fn steps(&self, beside_others: bool) -> Option<u32> {
         let steps = if beside_others { self.steps_beside_others } else { self.steps_alone };
         (!self.working.is_empty()).then_some(steps)
@@ -188,7 +194,8 @@ impl Channels {
 }
 
 impl<O: Observer> Shard<O> {
-    /// Puts a transport between the sockets of a listener and the framing of its connections. Before the first turn.
+    /// Puts a transport between the sockets of a listener and the framing of its connections.
+    /// Before the first turn.
     pub fn secure(&mut self, listener: u16, transport: Rc<dyn Transport>) {
         let listener = usize::from(listener);
         let transports = &mut self.channels.transports;
@@ -198,17 +205,18 @@ impl<O: Observer> Shard<O> {
         transports[listener] = Some(transport);
     }
 
-    /// Bounds the steps of handshakes that a turn makes: `beside_others` where completions came or frames wait, `alone` where
-    /// nothing else did. Both at least 1; by default 1 and 8.
+    /// Bounds the steps of handshakes that a turn makes: `beside_others` if completions came or
+    /// frames wait, `alone` otherwise. Both at least 1; by default 1 and 8.
     pub fn bound_handshakes(&mut self, beside_others: u32, alone: u32) {
         self.channels.steps_beside_others = beside_others.max(1);
         self.channels.steps_alone = alone.max(1);
     }
 
-    /// Begins the handshake of a connection that was [admitted](Shard::admit), behind its PROXY header if one is expected.
-    /// [`Lane::secured`] says that it is done, [`Lane::ended`] that it will not be. False if the listener has no
-    /// [transport](Shard::secure): then the service is asked at once. [`Transport::begin`] is called before anything changes, so a
-    /// connection for which that panics is as it was.
+    /// Begins the handshake of a connection that was [admitted](Shard::admit), after its PROXY
+    /// header if one is expected. [`Lane::secured`] reports that it is done, [`Lane::ended`] that
+    /// it will not be. False if the listener has no [transport](Shard::secure): then the service is
+    /// asked at once. [`Transport::begin`] is called before anything changes, so a connection for
+    /// which it panics stays as it was.
     pub fn begin_handshake(&mut self, id: ConnId) -> bool {
         let Some(conn) = self.conns.get(id).filter(|conn| conn.is_open()) else { return true };
         let Some(listener) = conn.outlet().map(|outlet| outlet.listener()) else { return true };
@@ -217,7 +225,8 @@ impl<O: Observer> Shard<O> {
         true
     }
 
-    /// The same by a transport that is not a listener's, for a connection that the server makes.
+    /// Begins the handshake with a transport that is not a listener's, for a connection that the
+    /// server makes.
     pub fn begin_handshake_by(&mut self, id: ConnId, transport: &dyn Transport) {
         if !self.conns.get(id).is_some_and(Conn::is_open) {
             return;
@@ -233,7 +242,7 @@ impl<O: Observer> Shard<O> {
         conn.opened = OpenState::Handshake;
         self.lanes[conn.lane].counters.handshakes_started += 1;
         let listener = conn.outlet().map(|outlet| outlet.listener());
-        // Those that the server makes have a separate bound.
+        // Connections that the server makes have a separate bound.
         if let Some(listener) = listener.filter(|_| !self.lanes[conn.lane].is_outbound) {
             self.start_begins(id, listener, false);
         }
@@ -257,7 +266,7 @@ impl<O: Observer> Shard<O> {
         answer.flatten()
     }
 
-    /// The same of a call that appends to `out`, of which half a record does not leave.
+    /// Calls a channel to append to `out`, and does not send half a record.
     #[inline]
     pub(super) fn call_channel_out<T>(
         &self,
@@ -279,11 +288,11 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Keeps and counts what a connection's channel appended, which leaves with this turn.
+    /// Keeps and counts bytes that a connection's channel appended, which are sent with this turn.
     pub(super) fn note_out(&mut self, id: ConnId, mut out: Vec<u8>) {
         let Some(conn) = self.conns.get(id).filter(|_| !out.is_empty()) else { return };
         if conn.aside.says(SlowPathFlags::FINISHED) {
-            // FIN is on its way, or the last word behind which nothing may follow.
+            // FIN is on its way, or the closing message after which nothing may follow.
             return;
         }
         let more = out.len();
@@ -304,7 +313,7 @@ impl<O: Observer> Shard<O> {
         self.shared.hold(more);
         let len = self.channels.out_bytes(id);
         if len > self.lanes[conn.lane].limits.outbox_bytes_max {
-            // The peer has it answer on and on, and takes nothing.
+            // The peer makes it answer again and again, and takes nothing.
             return self.abort(id, CloseReason::OutboxFull);
         }
         if let Some(outlet) = conn.outlet() {
@@ -315,7 +324,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// A connection's channel has something to say once nothing is in flight.
+    /// Notes that a connection's channel has bytes to send once nothing is in flight.
     pub(super) fn will_speak(&mut self, id: ConnId) {
         let goes_on = |conn: &&mut Conn| conn.has_channel() && !conn.aside.says(SlowPathFlags::FINISHED);
         let Some(conn) = self.conns.get_mut(id).filter(goes_on) else { return };
@@ -329,7 +338,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// The peer was silent for long. True if its channel asks it for a sign of life.
+    /// Handles a peer that was silent for long. True if its channel asks it for a sign of life.
     pub(super) fn channel_asks(&mut self, id: ConnId) -> bool {
         if !self.conns.get(id).is_some_and(Conn::may_seal)
             || !self.call_channel(id, |channel| channel.on_heartbeat()).unwrap_or(false)
@@ -340,7 +349,7 @@ impl<O: Observer> Shard<O> {
         true
     }
 
-    /// Bytes came of a connection whose handshake is not done.
+    /// Counts bytes of a connection whose handshake is not done.
     pub(super) fn came_early(&mut self, id: ConnId, bytes: usize) {
         let is_early = |conn: &Conn| conn.opened == OpenState::Handshake;
         if bytes == 0 || !self.conns.get(id).is_some_and(is_early) {
@@ -355,7 +364,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// A step of a connection's handshake is to be made.
+    /// Queues a step of a connection's handshake.
     pub(super) fn want_step(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id).filter(|conn| !conn.queued.is_in(QueueFlags::WORKING)) else {
             return;
@@ -369,7 +378,7 @@ impl<O: Observer> Shard<O> {
         self.later += 1;
     }
 
-    /// Makes steps of handshakes that wait, as many as the turn has time for.
+    /// Makes waiting steps of handshakes, as many as the turn has time for.
     #[cold]
     pub(super) fn run_steps(&mut self, mut steps: u32, lane: &mut (impl Lane<O> + ?Sized)) {
         while steps > 0
@@ -404,7 +413,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// No step of the connection waits any more. True if one did.
+    /// Removes the waiting step of a connection. True if there was one.
     fn leave_steps(&mut self, id: ConnId) -> bool {
         let waits = |conn: &&mut Conn| conn.queued.is_in(QueueFlags::WORKING);
         let Some(conn) = self.conns.get_mut(id).filter(waits) else { return false };
@@ -413,7 +422,7 @@ impl<O: Observer> Shard<O> {
         true
     }
 
-    /// The handshake is done: the lane is asked.
+    /// Handles the end of a handshake: the lane is asked.
     #[cold]
     pub(super) fn ready(&mut self, id: ConnId, lane: &mut (impl Lane<O> + ?Sized)) {
         let Some(conn) = self.conns.get_mut(id).filter(|conn| conn.opened == OpenState::Handshake) else {
@@ -439,14 +448,15 @@ impl<O: Observer> Shard<O> {
             return self.abort(id, CloseReason::MemoryLimit);
         }
         lane.secured(self, id);
-        // The goodbye of a drain comes before the first frame.
+        // The drain's message comes before the first frame.
         self.dispatch(lane);
         if kept > 0 && self.shared(id).is_some() {
             self.check_held(id);
         }
     }
 
-    /// Counts what a handshake takes as long as the connection. False if the system has no memory to note it.
+    /// Counts the memory that a handshake occupies as long as the connection lasts. False if the
+    /// system has no memory for the note.
     fn note_kept(&mut self, id: ConnId, bytes: usize) -> bool {
         let is_noted = self.channels.with_said(id, |said| {
             said.kept = bytes;
@@ -458,7 +468,8 @@ impl<O: Observer> Shard<O> {
         is_noted
     }
 
-    /// A connection in the middle of its handshake, of which nothing is to be looked at now: ends it if it cannot be done.
+    /// Checks a connection in the middle of its handshake, of which nothing can be looked at now:
+    /// ends it if the handshake cannot be done.
     pub(super) fn check_handshake(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get(id).filter(|conn| conn.opened == OpenState::Handshake) else {
             return;
@@ -466,21 +477,22 @@ impl<O: Observer> Shard<O> {
         let came = self.channels.came(id);
         let waits = conn.queued.is_in(QueueFlags::WORKING);
         if came > HANDSHAKE_BYTES_MAX && waits {
-            // It may have begun to speak behind its last flight, and is received from once the step was made.
+            // The peer may have sent data after its last flight; receiving goes on once the step
+            // was made.
             return self.pause(id);
         }
         if came > HANDSHAKE_BYTES_MAX {
             let error = FrameError::TooLarge { bytes: came, max: HANDSHAKE_BYTES_MAX };
             return self.finish(id, CloseReason::BadFrame(error));
         }
-        // What it sent before FIN may be the rest.
+        // The bytes before FIN may be the rest.
         if conn.input_ended() && !waits {
             let reason = if came == 0 { CloseReason::PeerClosed } else { CloseReason::PeerClosedMidFrame };
             self.finish(id, reason);
         }
     }
 
-    /// The peer broke the rules of the channel: what tells it so leaves, and nothing behind that.
+    /// Handles a peer that broke the rules of the channel: the alert is sent, and nothing after it.
     #[cold]
     pub(super) fn fault(&mut self, id: ConnId, reason: CloseReason) {
         if let Some(conn) = self.conns.get_mut(id) {
@@ -492,7 +504,7 @@ impl<O: Observer> Shard<O> {
         self.finish(id, reason);
     }
 
-    /// True if the input of a connection ended, and its channel was told of no end before.
+    /// True if the input of a connection ended, and its channel received no closing message before.
     pub fn was_cut_off(&self, id: ConnId) -> bool {
         let is_cut_off = |conn: &Conn| {
             conn.has_channel() && conn.outlet().is_some() && !conn.aside.says(SlowPathFlags::CLOSED)
@@ -500,7 +512,7 @@ impl<O: Observer> Shard<O> {
         self.conns.get(id).is_some_and(is_cut_off)
     }
 
-    /// Why a connection whose peer sent FIN was cut off by that, if it was.
+    /// The reason if the peer's FIN cut a connection off.
     pub(super) fn cut_off(&self, id: ConnId) -> Option<CloseReason> {
         let conn = self.conns.get(id).filter(|conn| conn.has_channel())?;
         if self.channels.is_put_off(id) {
@@ -513,7 +525,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// The service is done with a connection that has a channel, and nothing more is sent.
+    /// Ends a channel: the service is done with its connection, and nothing more is sent.
     #[cold]
     pub(super) fn drop_channel(&mut self, id: ConnId, outlet: &Outlet, was_early: bool, reason: CloseReason) {
         self.leave_steps(id);
@@ -533,18 +545,19 @@ impl<O: Observer> Shard<O> {
         self.discard(id, self.shared.channels().take(id));
     }
 
-    /// Drops what is left where the shard ends with connections.
+    /// Drops the rest of the channels if the shard ends with connections.
     pub(super) fn drop_channels(&mut self) {
         let shared = self.shared.clone();
         let mut from = 0;
         while let Some((next, channel)) = shared.channels().take_any(from) {
-            // Which use of the slot it was does not matter any more.
+            // The generation of the slot does not matter here.
             self.discard(ConnId::new(next - 1, 0), Some(channel));
             from = next;
         }
     }
 
-    /// Panics if a connection that has a channel contradicts it. Returns the bytes that are sealed and in no send.
+    /// Panics if the state of a connection contradicts its channel. Returns the bytes that are
+    /// sealed and in no send.
     pub(super) fn check_channel(&self, id: ConnId, conn: &Conn) -> usize {
         let text = || describe(id, conn);
         let out_bytes = self.channels.out_bytes(id);

@@ -9,22 +9,25 @@ use crate::connection::{Conn, SlowPathFlags, State, TransportError};
 use crate::shard::Shard;
 use crate::{Batch, CloseReason, ConnId, Observer};
 
-/// What a seal adds, as far as room for it is made before: a part of the bytes, and some more. Records of 4 KiB and more add less.
+/// The overhead of a seal for which room is made in advance: a part of the bytes, plus some.
+/// Records of 4 KiB and more add less.
 const ADDED_PART: usize = 64;
 const ADDED_BYTES: usize = 512;
 
-/// A connection that sent nothing for this time has rested: [`Channel::on_send_pause`](crate::Channel::on_send_pause).
+/// A connection that sent nothing for this time has rested:
+/// [`on_send_pause`](crate::TransportConn::on_send_pause).
 const REST: Duration = Duration::from_secs(1);
 
 impl<O: Observer> Shard<O> {
-    /// True if a connection has to send beside what is queued: what its channel says itself, or the end of that.
+    /// True if a connection has to send more than what is queued: bytes of its channel's own, or
+    /// the closing message.
     pub(in crate::shard) fn owes_sealed(&self, id: ConnId, draining: bool) -> bool {
         let owes = |conn: &Conn| conn.may_seal() && (draining || conn.aside.says(SlowPathFlags::SPEAKS));
         self.channels.out_bytes(id) > 0 || self.conns.get(id).is_some_and(owes)
     }
 
-    /// Sends what is queued, sealed, behind what the channel said by itself, and before its last word if nothing follows. None is in
-    /// flight.
+    /// Sends what is queued, sealed, after the channel's own bytes, and before its closing message
+    /// if nothing follows. No send is in flight.
     #[inline(never)]
     pub(in crate::shard) fn start_sealed(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get(id) else { return };
@@ -87,7 +90,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Seals what is queued behind what the batch has. What is wrapped leaves as it is.
+    /// Seals what is queued after the content of the batch. Wrapped bytes are sent as they are.
     fn seal(
         &mut self,
         id: ConnId,
@@ -115,7 +118,7 @@ impl<O: Observer> Shard<O> {
         is_wrapped.map(drop)
     }
 
-    /// Adds the last word of a channel.
+    /// Adds the closing message of a channel.
     fn seal_end(&mut self, id: ConnId, batch: &mut Batch, reason: Option<CloseReason>) {
         self.note_aside(id, SlowPathFlags::FINISHED, true);
         if let Some(reason) = reason {
@@ -134,7 +137,8 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Nothing more can be sealed: what the channel said last leaves, and nothing behind that.
+    /// Handles a channel that can seal nothing more: its last bytes are sent, and nothing after
+    /// them.
     #[cold]
     fn seal_failed(&mut self, id: ConnId, reason: CloseReason) {
         if let Some(conn) = self.conns.get_mut(id)

@@ -1,11 +1,14 @@
 //! Received bytes of a connection with a channel, on their way to the service.
 //!
-//! All that was received is unsealed as it comes. Plain bytes go the way that received ones go elsewhere: to the service, or to the
-//! inbox if it takes none now. So budgets, limits and pauses are the same, and only the start of a record is the channel's. It is
-//! noted in the inbox, where it counts as held, and runs the peer's time for enough of it as the start of a frame does.
+//! All received bytes are unsealed as they come. Plain bytes take the path that received ones take
+//! elsewhere: to the service, or to the inbox if it takes none now. So budgets, limits and pauses
+//! are the same, and only the start of a record belongs to the channel. It is noted in the inbox,
+//! where it counts as held, and starts the peer's time for enough of it as the start of a frame
+//! does.
 //!
-//! Records that say far more than came, as compressed ones, are the exception: what is behind them is put off to steps like those of
-//! handshakes, some in each turn, and none while the inbox is full.
+//! Records that decode to far more than came, such as compressed ones, are the exception: the bytes
+//! after them are put off to steps like those of handshakes, some in each turn, and none while the
+//! inbox is full.
 
 use alloc::vec::Vec;
 
@@ -17,12 +20,12 @@ use crate::shard::Shard;
 use crate::shard::turn::Lane;
 use crate::{CloseReason, ConnId, Observer, TransportConn};
 
-/// Plain bytes beyond as many as came that one look at a channel may bring, but for the last record: about as long as a step of a
-/// handshake takes, where a connection may send a thousandth of what it says.
+/// Plain bytes beyond the received ones that one look at a channel may bring, not counting the last
+/// record: about as long as a step of a handshake takes, for records that expand a thousandfold.
 const GROWS_MAX: usize = 256 * 1024;
 
 impl<O: Observer> Shard<O> {
-    /// Bytes came of a connection with a channel.
+    /// Handles received bytes of a connection with a channel.
     #[inline(never)]
     pub(in crate::shard) fn unseal(
         &mut self,
@@ -42,7 +45,7 @@ impl<O: Observer> Shard<O> {
         self.go_on(id, wire, came, None, lane);
     }
 
-    /// The common case: a whole record, with nothing before it, and nothing behind.
+    /// Handles the common case: a whole record, with nothing before it, and nothing after it.
     fn unseal_whole(&mut self, id: ConnId, mut wire: LeaseMut, lane: &mut (impl Lane<O> + ?Sized)) {
         let (came, mut out) = (wire.len(), Vec::new());
         let answered = self.call_channel_out(id, &mut out, |channel, out| {
@@ -62,7 +65,7 @@ impl<O: Observer> Shard<O> {
         self.go_on(id, wire, came, Some(unsealed), lane);
     }
 
-    /// Keeps what came until the connection's next step, behind what is kept already.
+    /// Keeps received bytes until the connection's next step, after those kept already.
     #[cold]
     fn put_off(&mut self, id: ConnId, wire: LeaseMut) {
         let before = self.channels.later_bytes(id);
@@ -72,7 +75,7 @@ impl<O: Observer> Shard<O> {
         let Some(later) = kept else { return self.abort(id, CloseReason::MemoryLimit) };
         let Some(conn) = self.conns.get(id) else { return };
         let is_much = later >= self.lanes[conn.lane].limits.inbox_bytes_high;
-        // Where the inbox is full it is asked for once all of that was looked at.
+        // While the inbox is full the step is requested once all of that was looked at.
         if !(conn.paused && conn.waiting_bytes() > 0) {
             self.want_step(id);
         }
@@ -82,7 +85,7 @@ impl<O: Observer> Shard<O> {
         self.check_held(id);
     }
 
-    /// Goes on with what was put off.
+    /// Goes on with bytes that were put off.
     #[cold]
     pub(super) fn take_later(&mut self, id: ConnId, later: Vec<u8>, lane: &mut (impl Lane<O> + ?Sized)) {
         self.shared.release(later.capacity());
@@ -95,7 +98,8 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Has a channel take all of `wire`, after what it answered before, if it did. `came` bytes are new, with those that it took then.
+    /// Makes a channel take all of `wire`, after its earlier answer, if there is one. `came` bytes
+    /// are new, with those that it took then.
     pub(super) fn go_on(
         &mut self,
         id: ConnId,
@@ -105,7 +109,7 @@ impl<O: Observer> Shard<O> {
         lane: &mut (impl Lane<O> + ?Sized),
     ) {
         if let Some(conn) = self.conns.get_mut(id) {
-            // What it has is not over before it says so, though FIN may be there.
+            // Its bytes are not over before it reports so, although FIN may have come.
             conn.aside.unseal(true);
         }
         let left = self.unseal_all(id, wire, came, answered, lane);
@@ -119,8 +123,8 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Has a channel say what it has, to the end. Returns how many bytes came of a record that did not end, unless the connection is
-    /// over.
+    /// Takes all plain bytes that a channel has. Returns how many bytes came of a record that did
+    /// not end, unless the connection is over.
     fn unseal_all(
         &mut self,
         id: ConnId,
@@ -132,7 +136,8 @@ impl<O: Observer> Shard<O> {
         let most = came + GROWS_MAX;
         let (mut has_batch, mut said) = (false, 0);
         loop {
-            // The connection may have ended by what was handed out. What is behind that is dropped.
+            // A frame that was handed out may have ended the connection. The bytes after it are
+            // dropped.
             let goes_on = |conn: &Conn| conn.is_open() && !conn.is_cut();
             if !self.conns.get(id).is_some_and(goes_on) {
                 return None;
@@ -153,7 +158,7 @@ impl<O: Observer> Shard<O> {
                 self.note_out(id, out);
                 unsealed.unwrap_or(TransportEvent::Fault(PANICKED))
             });
-            // What it appended may have been too much.
+            // It may have appended too much.
             if !self.conns.get(id).is_some_and(goes_on) {
                 return None;
             }
@@ -205,13 +210,14 @@ impl<O: Observer> Shard<O> {
         }
         let is_plain = conn.inbox.is_none() && !conn.input_ended() && !conn.paused && self.drain.is_none();
         if !core::mem::replace(has_batch, true) {
-            // One for all records that came together.
+            // One batch for all records that came together.
             self.begin_batch();
         }
         self.hand_out_aside(id, plain.freeze(), is_plain, lane);
     }
 
-    /// The peer said that nothing more will come. FIN is still awaited, so that what lies before it makes no reset of a close.
+    /// Handles the peer's message that nothing more will come. FIN is still awaited, so that bytes
+    /// before it do not turn a close into a reset.
     #[cold]
     fn input_closed(&mut self, id: ConnId) {
         if let Some(conn) = self.conns.get_mut(id) {
@@ -220,7 +226,8 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// The peer sent FIN. Where it was cut off by that, the service is not called for the end of the input.
+    /// Handles the peer's FIN. If it cut the connection off, the service is not called for the end
+    /// of the input.
     #[cold]
     pub(in crate::shard) fn sealed_input_ended(&mut self, id: ConnId) {
         if self.cut_off(id).is_some()
@@ -230,7 +237,8 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Notes how much of a record the channel keeps, if it waits for the rest. `came` bytes came of it since the last look.
+    /// Notes how much of a record the channel keeps, if it waits for the rest. `came` bytes of it
+    /// came since the last look.
     fn note_record(&mut self, id: ConnId, came: usize) {
         let Some(conn) = self.conns.get(id).filter(|conn| conn.is_open() && conn.has_channel()) else {
             return;
@@ -256,7 +264,7 @@ impl<O: Observer> Shard<O> {
         self.check_held(id);
     }
 
-    /// No record is unfinished any more.
+    /// Notes that no record is unfinished.
     fn record_ended(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(inbox) = conn.inbox.as_mut().filter(|inbox| inbox.is_mid_record()) else { return };

@@ -1,4 +1,5 @@
-//! Connections whose peers may send only so fast: [`crate::limits::ReadRates`] counts.
+//! Connections with a limit on the rate at which their peers send: [`crate::limits::ReadRates`]
+//! counts.
 //!
 //! ```text
 //!   next frame ─▶ pace: Fine ─▶ cut, pay ─▶ handed out, or closed
@@ -7,7 +8,8 @@
 //!              hold_reads ──▶ its bytes in the inbox, no frame ──▶ Due::Resume ──▶ resume_reads ──▶ next frame
 //! ```
 //!
-//! No frame of others passes here: such a connection is [aside](crate::connection::SlowPathFlags), so that its bytes take the checked path.
+//! Frames of other connections do not pass here: a metered connection is
+//! [aside](crate::connection::SlowPathFlags), so that its bytes take the checked path.
 
 use ringserve_buf::Lease;
 
@@ -19,22 +21,22 @@ use crate::{ConnId, Observer, ReadRateAction};
 
 /// Whether a peer sends too fast.
 pub(super) enum Pace {
-    /// It does not.
+    /// Its next frame may come now.
     Fine,
-    /// Its next frame has to wait for that many steps.
+    /// Its next frame has to wait for this many steps.
     Wait(u32),
     /// The system has no memory to count it.
     NoMemory,
 }
 
 impl<O: Observer> Shard<O> {
-    /// Limits how fast the peer of a connection sends, from now on.
+    /// Limits the rate at which the peer of a connection sends, from now on.
     #[cold]
     pub(in crate::shard) fn meter(&mut self, id: ConnId, rates: ReadRates) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let goes_on = conn.is_metered();
         conn.aside.note(SlowPathFlags::METERED, true);
-        // Without memory for one the next frame ends the connection.
+        // Without memory for a meter the next frame ends the connection.
         let Some(meter) = self.meters.entry(id.slot()) else { return };
         match goes_on {
             true => meter.rates = rates,
@@ -42,13 +44,13 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// The same by the limits of the connection's own.
+    /// Limits the rate by the connection's own limits.
     pub(in crate::shard) fn meter_by_own_limits(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         let Some(own) = conn.outlet().and_then(|outlet| outlet.own_limits()) else { return };
         let goes_on = conn.is_metered();
         match own.read_rates {
-            // Each flush comes here once there are limits of the connection's own.
+            // Each flush comes here once the connection has its own limits.
             Some(rates)
                 if goes_on && self.meters.get(id.slot()).is_some_and(|meter| meter.rates == rates) =>
             {
@@ -60,7 +62,8 @@ impl<O: Observer> Shard<O> {
         self.resume_reads(id);
     }
 
-    /// Whether the next frame may be handed out. Once the connection is cut it may.
+    /// Decides whether the next frame may be handed out. Always [`Pace::Fine`] once the connection
+    /// is cut.
     pub(super) fn pace(&mut self, id: ConnId) -> Pace {
         if self.is_cut(id) {
             return Pace::Fine;
@@ -68,13 +71,14 @@ impl<O: Observer> Shard<O> {
         let Some(meter) = self.meters.get(id.slot()) else { return Pace::NoMemory };
         match meter.wait(self.now) {
             None => Pace::Fine,
-            // Judged once the frame is whole: its first bytes may come early.
+            // Judged once the frame is complete: its first bytes may come early.
             Some(_) if meter.rates.when_too_fast == ReadRateAction::Close => Pace::Fine,
             Some(wait) => Pace::Wait(steps_for(wait)),
         }
     }
 
-    /// Pays for a frame of `bytes` bytes, or a piece of one. False if it came too early, and its connection is to be closed for that.
+    /// Pays for a frame of `bytes` bytes, or a piece of one. False if it came too early, and its
+    /// connection is to be closed for that.
     #[inline]
     pub(super) fn pay(&mut self, id: ConnId, bytes: usize) -> bool {
         let closes = !self.is_cut(id);
@@ -84,7 +88,8 @@ impl<O: Observer> Shard<O> {
         !(is_early && closes)
     }
 
-    /// Hands out no frame of a connection for this many steps. `lease` is the rest of what is at hand.
+    /// Hands out no frame of a connection for this many steps. `lease` is the rest of the bytes at
+    /// hand.
     #[cold]
     pub(super) fn hold_reads(&mut self, id: ConnId, lease: Lease, steps: u32) {
         let Some(conn) = self.conns.get_mut(id) else { return };
@@ -106,7 +111,7 @@ impl<O: Observer> Shard<O> {
         conn.active_at = self.stamp;
         if let Some(inbox) = &mut conn.inbox {
             inbox.resumes = None;
-            // What the server did not look at is not the peer's fault.
+            // Time in which the server did not look is not the peer's fault.
             inbox.begin_window(self.stamp);
         }
         self.requeue(id, Lease::empty());

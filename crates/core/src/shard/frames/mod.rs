@@ -1,6 +1,7 @@
 //! A connection's batch of frames, pulled by the lane.
 // May use: no other room.
-// Begin with: `Frames`; `calls.rs` has what waits, `metered.rs` who sends too fast.
+// Begin with: `Frames`; `calls.rs` has the calls that wait, `metered.rs` the peers that send too
+// fast.
 
 mod calls;
 mod metered;
@@ -15,7 +16,8 @@ use crate::framing::{FrameError, Framing, FramingState, TypedFraming};
 use crate::{CloseReason, ConnId, Frame, LaneId, Observer, Op};
 pub use calls::ParkOutcome;
 
-/// The cost of a frame on the heap in addition to its bytes: two allocations, one of them with the count of its leases.
+/// The cost of a frame on the heap in addition to its bytes: two allocations, one of them with the
+/// count of its leases.
 const FRAME_BYTES: usize = 96;
 
 /// The result of [`Frames::next_frame`].
@@ -25,7 +27,8 @@ pub enum Next<H = ()> {
     Frame(Frame<H>),
     /// Nothing, for now.
     Nothing,
-    /// The peer broke the framing: let the service say its last words, then call [`Shard::finish`].
+    /// The peer broke the framing: let the service send its closing message, then call
+    /// [`Shard::finish`].
     Bad(FrameError),
 }
 
@@ -36,18 +39,19 @@ pub enum Whole<H = ()> {
     Frame(Frame<H>),
     /// Nothing, for now.
     Nothing,
-    /// [`Frames::next_behind`] tells.
+    /// The answer of [`Frames::next_behind`] is needed.
     Other(Rest<H>),
 }
 
-/// What [`Frames::next_whole`] found that is no whole frame, if it looked.
+/// The result of [`Frames::next_whole`] if it is not a whole frame, if it looked.
 #[derive(Debug)]
 pub struct Rest<H>(Option<Uncut<H>>);
 
 /// The frames that a connection may hand out now.
 ///
-/// The common frame lies whole in the lease at hand and is cut off it without a look at the connection: whatever
-/// may stop frames in the middle of a batch shows in the outlet's flags, or comes through this type.
+/// The common frame lies whole in the lease at hand and is cut off it without a look at the
+/// connection: whatever may stop frames in the middle of a batch shows in the outlet's flags, or
+/// comes through this type.
 pub struct Frames<'a, O: Observer> {
     shard: &'a mut Shard<O>,
     id: ConnId,
@@ -64,17 +68,18 @@ pub struct Frames<'a, O: Observer> {
     plain: bool,
     /// Nothing waits for the end of the lease.
     ends_plainly: bool,
-    /// Frames at hand lie on the heap, or receive memory is short: the bytes that each pins are checked.
+    /// Frames at hand lie on the heap, or receive memory is short: the bytes that each one pins are
+    /// checked.
     weighs: bool,
     /// No frame of the connection was seen before.
     is_first: bool,
-    /// Bytes on the heap that the frame handed out last pins, and that nothing else counts. Only if it was checked.
+    /// Bytes on the heap that only the frame handed out last pins, if it was checked.
     frame_bytes: usize,
 }
 
 impl<'a, O: Observer> Frames<'a, O> {
-    /// A batch that begins with received bytes. `plain` is true if only a frame's own bytes and the outlet can keep it from the
-    /// service.
+    /// A batch that begins with received bytes. `plain` is true if only a frame's own bytes and the
+    /// outlet can keep it from the service.
     #[inline(always)]
     pub(super) fn new(
         shard: &'a mut Shard<O>,
@@ -136,8 +141,8 @@ impl<'a, O: Observer> Frames<'a, O> {
         self.shard.abort(self.id, reason);
     }
 
-    /// The next frame, cut by `framing`, which is the same in each call for the connection. Between two calls only user code,
-    /// [`park`](Frames::park) and the end of the connection may happen.
+    /// The next frame, cut by `framing`, which is the same in each call for the connection. Between
+    /// two calls only user code, [`park`](Frames::park) and the end of the connection may happen.
     #[inline]
     pub fn next_frame(&mut self, framing: &impl Framing) -> Next {
         self.next_typed(framing, &FramingState::new(()))
@@ -157,8 +162,9 @@ impl<'a, O: Observer> Frames<'a, O> {
         }
     }
 
-    /// The next frame if it lies whole in the lease at hand, and nothing has to be looked at for it. Apart from
-    /// [`next_behind`](Frames::next_behind), so that a lane with a loop around both need not have such a frame in memory.
+    /// The next frame if it lies whole in the lease at hand, and needs no further look. Separate
+    /// from [`next_behind`](Frames::next_behind), so that a lane with a loop around both need not
+    /// have such a frame in memory.
     #[inline(always)]
     pub fn next_whole<F: TypedFraming>(
         &mut self,
@@ -186,7 +192,7 @@ impl<'a, O: Observer> Frames<'a, O> {
         Whole::Other(Rest(None))
     }
 
-    /// The next frame, where [`next_whole`](Frames::next_whole) had none but this.
+    /// The next frame after [`next_whole`](Frames::next_whole) returned [`Rest`].
     #[inline(never)]
     pub fn next_behind<F: TypedFraming>(
         &mut self,
@@ -234,7 +240,8 @@ impl<'a, O: Observer> Frames<'a, O> {
             let max = self.frame_bytes_max;
             let mut finished = false;
             let found = match conn.inbox.take_if(|inbox| inbox.has_partial()) {
-                // Neither there nor counted while the framing runs: a panic in it leaves the accounts right.
+                // It is neither there nor counted while the framing runs: a panic in it leaves the
+                // accounts right.
                 Some(mut inbox) => {
                     shard.shared.release(inbox.held_bytes());
                     let found = inbox.finish(framing, state, &mut self.lease, max);
@@ -259,7 +266,7 @@ impl<'a, O: Observer> Frames<'a, O> {
         }
     }
 
-    /// The answer where the connection may hand out no frame now.
+    /// The answer if the connection may hand out no frame now.
     #[inline(always)]
     fn may_not_cut<H>(&mut self) -> Option<Next<H>> {
         let shard = &mut *self.shard;
@@ -277,7 +284,7 @@ impl<'a, O: Observer> Frames<'a, O> {
             conn.aside.hold_back();
         }
         if conn.inbox.as_ref().is_some_and(|inbox| inbox.is_away()) {
-            // Nothing is behind it, and it is looked at when it comes back.
+            // Nothing follows it, and it is looked at when it comes back.
             return Some(self.nothing());
         }
         if !conn.takes_frames() {
@@ -300,7 +307,7 @@ impl<'a, O: Observer> Frames<'a, O> {
     fn out_of_bytes<H: Default>(&mut self) -> Next<H> {
         let shard = &mut *self.shard;
         let Some(conn) = shard.conns.get_mut(self.id) else { return self.nothing() };
-        // The rest has no bytes, and would go on pinning its buffer.
+        // The rest has no bytes, and would keep its buffer pinned.
         self.lease = Lease::empty();
         if conn.is_unsealing() {
             return Next::Nothing;
@@ -320,7 +327,8 @@ impl<'a, O: Observer> Frames<'a, O> {
         Next::Nothing
     }
 
-    /// A frame was cut, which a metered connection pays for. `finished` if its start was kept before.
+    /// Handles a frame that was cut, which a metered connection pays for. `finished` if its start
+    /// was kept before.
     #[inline(always)]
     fn hand_over<H>(&mut self, frame: Frame<H>, finished: bool, is_metered: bool) -> Next<H> {
         let shard = &mut *self.shard;
@@ -337,14 +345,15 @@ impl<'a, O: Observer> Frames<'a, O> {
             Next::Frame(frame)
         };
         if finished {
-            // Bytes behind it lie in the lease.
+            // The bytes after it lie in the lease.
             self.weighs = self.shard.short_of_buffers || !self.lease.is_pooled();
             self.plain = !self.weighs && !is_metered;
         }
         next
     }
 
-    /// No frame was cut. `None` if the bytes were kept, and may be looked at again.
+    /// Handles a look that found no frame. `None` if the bytes were kept, and may be looked at
+    /// again.
     #[cold]
     fn not_whole<H>(&mut self, found: Found<H>) -> Option<Next<H>> {
         self.plain = false;
@@ -389,8 +398,8 @@ impl<'a, O: Observer> Frames<'a, O> {
         self.weigh(frame)
     }
 
-    /// Cuts again after a switch of the rule: the start of a frame by the former rule is looked at from its first byte, with
-    /// the bytes behind it. False if the system has no memory for that.
+    /// Cuts again after a switch of the rule: the start of a frame by the former rule is looked at
+    /// from its first byte, with the bytes after it. False if the system has no memory for that.
     #[cold]
     fn unbegin(&mut self) -> bool {
         let shard = &mut *self.shard;
@@ -403,12 +412,13 @@ impl<'a, O: Observer> Frames<'a, O> {
         whole.map(|whole| self.lease = whole).is_ok()
     }
 
-    /// Parks a call with the frame handed out last; the call holds `bytes` of memory in addition. See [`Shard::call_parked`].
+    /// Parks a call with the frame handed out last; the call holds `bytes` of memory in addition.
+    /// See [`Shard::call_parked`].
     #[inline]
     pub fn park(&mut self, call: u32, bytes: usize) -> ParkOutcome {
         self.note_first();
         let parked = self.shard.call_parked(self.id, call, bytes + self.frame_bytes);
-        // Where it ended the connection, the outlet says so.
+        // If it ended the connection, the outlet shows that.
         self.plain &= !self.shard.calls_are_full(self.id);
         parked
     }
@@ -437,8 +447,9 @@ impl<'a, O: Observer> Frames<'a, O> {
         Next::Nothing
     }
 
-    /// Checks the bytes that a frame pins. It is copied, so that it pins no more than itself, while receive memory is short,
-    /// and if it would keep bytes received behind other pending calls. Heap bytes that it pins count if its call waits.
+    /// Checks the bytes that a frame pins. While receive memory is short, or if it would pin bytes
+    /// received after other pending calls, it is copied, so that it pins no more than itself. Heap
+    /// bytes that it pins count if its call waits.
     #[inline(never)]
     fn weigh<H>(&mut self, frame: Frame<H>) -> Next<H> {
         let shard = &mut *self.shard;
@@ -453,7 +464,8 @@ impl<'a, O: Observer> Frames<'a, O> {
             let len = frame.len();
             return Next::Frame(Frame::sound(copy, skip, len, frame.into_parts().1));
         }
-        // The rest of the lease goes back to the inbox, which counts all of it, as long as no other call takes it from there.
+        // The rest of the lease goes back to the inbox, which counts all of it, as long as no other
+        // call takes it from there.
         let counted = !self.lease.is_empty() && shard.lanes[self.lane].limits.calls_in_flight_max == 1;
         self.frame_bytes = if pooled || counted { 0 } else { pinned + FRAME_BYTES };
         Next::Frame(frame)
@@ -483,7 +495,7 @@ impl<'a, O: Observer> Frames<'a, O> {
         shard.check_held(id);
     }
 
-    /// Keeps the rest of the lease in the inbox, since the connection takes no more frames now.
+    /// Keeps the rest of the lease in the inbox, because the connection takes no more frames now.
     fn requeue<H>(&mut self) -> Next<H> {
         let lease = core::mem::take(&mut self.lease);
         self.shard.requeue(self.id, lease);
@@ -491,7 +503,7 @@ impl<'a, O: Observer> Frames<'a, O> {
         Next::Nothing
     }
 
-    /// A whole frame is there before its time, and the connection ends for it.
+    /// Handles a whole frame that came before its time, for which the connection ends.
     #[cold]
     fn too_fast<H>(&mut self) -> Next<H> {
         self.finish(CloseReason::ReadTooFast);
@@ -527,7 +539,7 @@ impl<'a, O: Observer> Frames<'a, O> {
         }
     }
 
-    /// A frame was handed out, which may be the connection's first.
+    /// Notes that a frame was handed out, which may be the connection's first.
     fn note_first(&mut self) {
         let shard = &mut *self.shard;
         let Some(conn) = shard.conns.get_mut(self.id).filter(|conn| !conn.frame_seen) else { return };
@@ -547,12 +559,13 @@ impl<'a, O: Observer> Frames<'a, O> {
 }
 
 impl<O: Observer> Shard<O> {
-    /// Cuts a connection's start of a frame by the new rule after a switch, in the next turn: no byte need come for that.
+    /// Cuts the start of a frame by the new rule after a switch, in the next turn: no byte need
+    /// come for that.
     #[cold]
     pub(super) fn look_again(&mut self, id: ConnId) {
         let Some(conn) = self.conns.get_mut(id) else { return };
         if conn.inbox.as_ref().is_some_and(|inbox| inbox.is_away()) {
-            // It is cut as soon as the driver gave the block back.
+            // It is cut as soon as the driver gives the block back.
             if conn.receive.stop() {
                 self.ops.push(Op::ReceiveStop { id });
             }

@@ -1,13 +1,15 @@
-//! Memory that connections hold together, and the choice of those that go when it exceeds its bound.
+//! Memory that connections hold together, and the choice of those that end when it exceeds its
+//! bound.
 //!
-//! Connections whose inbox, pending calls, service or outbox hold 4 KiB or more are listed by that number
-//! ([`Holders`]). Bytes that come and go at once are not held: a reply counts once its send has been
-//! in flight for [`SETTLES`], and half a frame after the same time. So at the limit connections go that keep memory, and not
-//! one that happens to need some. Where those that keep some have little of it all, what came just now is the cause, and
-//! everything counts.
+//! Connections whose inbox, pending calls, service or outbox hold 4 KiB or more are listed by that
+//! number ([`Holders`]). Bytes that come and go at once are not held: a reply counts once its send
+//! has been in flight for [`SETTLES`], and half a frame after the same time. So at the limit
+//! connections end that keep memory, and not one that happens to need some. If those that keep
+//! memory have only a small part of it, the cause is what came just now, and everything counts.
 //!
-//! Who goes is decided at the end of a turn, when everything that was queued in it was looked at. What a closed connection had
-//! in flight is with the driver until that gives it back. It counts apart: it holds off new calls, and closes no connection.
+//! The choice is made at the end of a turn, when everything that was queued in it was looked at.
+//! The driver has what a closed connection had in flight until it gives it back. It counts apart:
+//! it holds off new calls, and closes no connection.
 
 use crate::shard::receive::short_from;
 use crate::shard::{QUEUE_KEPT, Shard, kept_bytes_max};
@@ -17,21 +19,22 @@ use crate::tables::{Holders, ReturnedItem, RoomOf, class_of};
 use crate::time::Stamp;
 use crate::{Batch, CloseReason, ConnId, Observer};
 
-/// Steps after which queued bytes or half a frame count as held: 34 to 50 ms. A send that fits the kernel's buffer is over
-/// within its turn, and is reported within a few of them; the rest of a frame follows as fast as its peer sends.
+/// Steps after which queued bytes or half a frame count as held: 34 to 50 ms. A send that fits the
+/// kernel's buffer is over within its turn, and is reported within a few of them; the rest of a
+/// frame follows as fast as its peer sends.
 pub(super) const SETTLES: u32 = 3;
 
-/// Everything counts.
+/// The value with which everything counts.
 pub(super) const AT_ONCE: u32 = 0;
 
-/// Of all that is held, the part that those who keep it have to have, so that they go first.
+/// The part of all held memory that those who keep it must have in order to end first.
 const KEPT_PART: usize = 4;
 
-/// Memory that input takes for each of its bytes, at most, but for blocks that double.
+/// The most memory that input takes for each of its bytes, not counting blocks that double.
 const INPUT_GROWS: usize = 8;
 
-/// The part of what may be held that is queued in one turn before it ends: then it is sent, and what peers take at once is given
-/// back.
+/// The part of the memory limit that may be queued in one turn before it ends: then it is sent, and
+/// what peers take at once is given back.
 const PART_IN_A_TURN: usize = 8;
 
 /// Memory up to which a turn goes on, however much there was before it.
@@ -53,7 +56,7 @@ pub(in crate::shard) fn set_room(
     shared.hold(now);
 }
 
-/// The same of one that is about to be sent, behind which there is none.
+/// Counts such memory of a batch that is about to be sent, after which there is none.
 #[cold]
 #[inline(never)]
 pub(in crate::shard) fn count_room(
@@ -73,7 +76,8 @@ impl<O: Observer> Shard<O> {
         self.shared.held_bytes()
     }
 
-    /// Bounds what connections hold, and the receive memory, from now on. Connections that hold most go if they hold too much.
+    /// Bounds what connections hold, and the receive memory, from now on. Connections that hold
+    /// most end if they hold too much.
     pub fn bound_memory(&mut self, held_bytes_max: usize, receive_bytes_max: usize) {
         (self.limits.held_bytes_max, self.limits.receive_bytes_max) = (held_bytes_max, receive_bytes_max);
         self.calm_bytes = calm_bytes(held_bytes_max);
@@ -88,7 +92,7 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Bytes that all connections hold, with what the driver still has of those that ended.
+    /// Bytes that all connections hold, with those that the driver still has of ended ones.
     #[inline]
     pub(in crate::shard) fn memory_bytes(&self) -> usize {
         self.shared.memory_bytes()
@@ -101,33 +105,33 @@ impl<O: Observer> Shard<O> {
         self.send_awaited |= bytes > 0;
     }
 
-    /// The driver gave it back.
+    /// Notes that the driver gave it back.
     pub(in crate::shard) fn returned(&mut self, id: ConnId, what: ReturnedItem) {
         self.shared.remove_returning(self.holders.returned(id.slot(), what));
     }
 
-    /// True if no user code is called before the driver gave memory back, or before the turn is over: what it queues would come on
-    /// top.
+    /// True if user code must wait until the driver has given memory back, or until the turn is
+    /// over: what it queues would add to that.
     #[inline]
     pub(in crate::shard) fn holds_off(&self) -> bool {
         self.memory_bytes() > self.calm_bytes && self.is_over_turn()
     }
 
-    /// The same where there is more than a turn may queue. What was received is no answer: blocks of frames grow with it, by several
-    /// times as much at once.
+    /// True if that is so because more was queued than a turn may queue. Received bytes are no
+    /// answer: blocks of frames grow with them, by several times as much at once.
     #[cold]
     #[inline(never)]
     fn is_over_turn(&self) -> bool {
         let (before, held_max) = (self.held_before, self.limits.held_bytes_max);
-        // If the turn before could not relieve, nothing would ever go on.
+        // If the turn before could bring no relief, nothing would ever go on.
         let most = if before.held <= held_max { held_max } else { usize::MAX };
         let in_turn = before.bytes().saturating_add(self.calm_bytes);
         let with_input = in_turn.saturating_add(self.received.saturating_mul(INPUT_GROWS));
         self.memory_bytes() > with_input.min(most)
     }
 
-    /// Bytes that one connection holds, without half a frame and queued bytes that have been there for fewer than `steps` steps
-    /// of 17 ms.
+    /// Bytes that one connection holds, without half a frame and queued bytes that have been there
+    /// for fewer than `steps` steps of 17 ms.
     pub fn held_bytes_of(&self, id: ConnId, steps: u32) -> usize {
         let Some(conn) = self.conns.get(id) else { return 0 };
         let is_old = |since: Stamp| since.left(steps, self.stamp) <= 0;
@@ -148,15 +152,16 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Few connections have an inbox: a function apart, so that the others do not pay for its sum.
+    /// Few connections have an inbox: a separate function, so that the others do not pay for its
+    /// sum.
     #[inline(never)]
     fn inbox_bytes_of(&self, inbox: &Inbox, steps: u32) -> usize {
         let counts = !inbox.is_mid_frame() || inbox.partial_began.left(steps, self.stamp) <= 0;
         if counts { inbox.held_bytes() } else { 0 }
     }
 
-    /// True if bytes of that time must have been listed: they counted after a time, and were seen once more after the same time
-    /// at the latest.
+    /// True if bytes of that time must have been listed: they counted after a time, and were seen
+    /// once more after the same time at the latest.
     pub(in crate::shard) fn is_old(&self, since: Stamp) -> bool {
         since.left(2 * SETTLES + 2, self.stamp) <= 0
     }
@@ -184,7 +189,8 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Watches a connection whose inbox or calls grew. Whether that is too much is asked at the end of the turn.
+    /// Watches a connection whose inbox or calls grew. Whether that is too much is checked at the
+    /// end of the turn.
     pub(in crate::shard) fn check_held(&mut self, id: ConnId) {
         self.watch(id);
         if self.held_bytes() > self.limits.held_bytes_max && self.grew.try_reserve(1).is_ok() {
@@ -192,7 +198,8 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Watches a connection that holds more, or may: lists it now, and again once its bytes have settled.
+    /// Watches a connection that holds more, or may: lists it now, and again once its bytes have
+    /// settled.
     #[inline(never)]
     pub(in crate::shard) fn watch(&mut self, id: ConnId) {
         let (bytes, settled) = (self.held_bytes_of(id, AT_ONCE), self.held_bytes_of(id, SETTLES));
@@ -230,7 +237,7 @@ impl<O: Observer> Shard<O> {
         self.watched.shrink_to(QUEUE_KEPT);
     }
 
-    /// Lists those that are watched by what they have held for `steps` steps. They are watched still.
+    /// Lists watched connections by what they have held for `steps` steps. They stay watched.
     fn list_watched(&mut self, steps: u32) {
         for at in 0..self.watched.len() {
             if let Some((id, _)) = self.watched.get(at).copied()
@@ -249,17 +256,17 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// Ends the connections that hold most until the rest is below the limit. `dirty` and those that grew made it pass; the last of
-    /// them go if none holds much.
+    /// Ends the connections that hold most until the rest is below the limit. `dirty` and those
+    /// that grew exceeded it; the last of them end if none holds much.
     #[cold]
     pub(in crate::shard) fn relieve(&mut self, dirty: &[ConnId]) {
         let mut steps = SETTLES;
         self.list_settled();
-        // Some of what settled since then comes to be looked at later.
+        // Some of what settled since then would be looked at later.
         self.list_watched(SETTLES);
         let grew = core::mem::take(&mut self.grew);
         let mut others = dirty.iter().chain(&grew).rev().copied();
-        // What those are known to hold at least that keep it.
+        // Bytes that connections which keep memory are known to hold at least.
         let mut kept = 0;
         while self.held_bytes() > self.limits.held_bytes_max {
             let quarter = self.held_bytes().div_ceil(KEPT_PART);
@@ -286,8 +293,8 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// What listed connections hold now that has settled, or `wanted` and some more where it is more. Those that do not hold it any
-    /// more move to where they belong.
+    /// Bytes that listed connections hold now and that have settled, or slightly more than `wanted`
+    /// if they are more. Connections that no longer hold as much move to where they belong.
     fn settled_bytes(&mut self, wanted: usize) -> usize {
         let mut sum = 0;
         let mut next = self.holders.heaviest();
@@ -309,7 +316,8 @@ impl<O: Observer> Shard<O> {
         sum
     }
 
-    /// Moves a listed connection to the list for `bytes`, the bytes that have settled. What came just now may settle yet.
+    /// Moves a listed connection to the list for `bytes`, the bytes that have settled. Bytes that
+    /// came just now may settle yet.
     fn list_again(&mut self, id: ConnId, bytes: usize) {
         // Its node is there, so this cannot fail.
         self.holders.list(id.slot(), bytes);
@@ -318,8 +326,8 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// The connection that holds most, of equal ones the one that did first. Those that shrank since they were listed move to where
-    /// they belong.
+    /// The connection that holds most, of equal ones the first that did. Those that shrank since
+    /// they were listed move to where they belong.
     pub(super) fn heaviest(&mut self, steps: u32) -> Option<ConnId> {
         loop {
             let index = self.holders.heaviest()?;

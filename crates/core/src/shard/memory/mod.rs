@@ -1,4 +1,5 @@
-//! Memory that connections hold: its limit, who ends or waits there, and what is given back to the system.
+//! Memory that connections hold: its limit, which connections end or wait there, and what is given
+//! back to the system.
 // May use: receive, turn.
 // Begin with: `held.rs`.
 

@@ -57,7 +57,7 @@ fn connect_that_takes_too_long_is_stopped_then_closed() {
     assert_eq!(shard.heard(), [Heard::Ended { id, reason, opened: false }]);
     shard.end();
     assert!(matches!(shard.ops()[..], [Op::ConnectStop { .. }]));
-    // It came after all.
+    // The connect succeeded after all.
     shard.complete(Completion::Connected { id, result: Ok(()) });
     assert_eq!(shard.heard(), []);
     shard.end();
@@ -77,7 +77,7 @@ fn upstreams_outlive_the_last_accepted_connection_of_a_drain() {
     shard.drain();
     let listener = 0;
     shard.complete(Completion::AcceptEnded { listener, end: crate::AcceptEnd::Closed });
-    // Long enough for every look at what arrives, and shorter than the drain limit.
+    // Long enough for every look at arriving bytes, and shorter than the drain limit.
     (1..100).for_each(|turn| shard.turn(at(1) + Duration::from_millis(10 * turn)));
     let second = shard.connect(lane, address(), ()).expect("the call that waits may still connect");
     shard.ops();

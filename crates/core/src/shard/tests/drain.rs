@@ -32,7 +32,7 @@ fn shard_that_stood_still_takes_what_its_driver_ended_meanwhile() {
     shard.begin(at(1), 0);
     shard.abort_all();
     shard.end();
-    // The machine slept, and all that was awaited came meanwhile.
+    // The machine slept, and everything awaited came meanwhile.
     let ends = [
         Completion::ReceiveEnded { id, end: crate::ReceiveEnd::Stopped },
         Completion::AcceptEnded { listener: 0, end: crate::AcceptEnd::Closed },
@@ -74,7 +74,8 @@ fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// Tells the shard to drain at the second `seconds`, and takes the turns that look for what had arrived.
+/// Orders the shard to drain at the second `seconds`, and takes the turns that look for what had
+/// arrived.
 fn drain_at(shard: &mut Tested, seconds: u64) {
     shard.begin(at(seconds), 0);
     shard.drain();
@@ -84,8 +85,8 @@ fn drain_at(shard: &mut Tested, seconds: u64) {
     }
 }
 
-/// When connections end until the time `until`, by the milliseconds since a drain at the second `seconds`. The shard has a turn
-/// each 10 ms at most.
+/// The times at which connections end until the time `until`, in milliseconds since a drain at the
+/// second `seconds`. The shard has a turn every 10 ms at most.
 fn ends(shard: &mut Tested, seconds: u64, until: Duration) -> Vec<u128> {
     let (mut ends, mut now) = (Vec::new(), at(seconds));
     loop {
@@ -100,7 +101,7 @@ fn ends(shard: &mut Tested, seconds: u64, until: Duration) -> Vec<u128> {
     }
 }
 
-/// All of which had a frame.
+/// A shard with connections that all had a frame.
 fn with_served_connections(count: usize, limits: impl Into<Bounds>) -> (Tested, Vec<ConnId>) {
     let (mut shard, ids) = with_connections(count, limits);
     shard.begin(Time::ZERO, count);
@@ -280,10 +281,11 @@ fn connection_without_a_frame_has_half_a_second_to_ask() {
     }
 }
 
-/// A header stands for a handshake.
+/// A header counts as a handshake.
 #[test]
 fn start_that_brought_a_byte_has_half_a_second_in_a_drain() {
-    // Bytes at the start, whether the receive ended behind them, seconds until the order, and whether it may go on then.
+    // Bytes at the start, whether the receive ended after them, seconds until the order, and
+    // whether it may go on then.
     for (bytes, again, seconds, goes_on) in [
         (&b""[..], false, 2, false),
         (b"", false, 0, true),

@@ -1,4 +1,4 @@
-//! What connections hold: which goes when it is too much, and what a call that waits counts.
+//! Memory of connections: which one ends when it is too much, and how much a waiting call counts.
 
 use ringserve_buf::KernelSide;
 
@@ -6,14 +6,14 @@ use super::*;
 use crate::ReceiveEnd;
 use crate::shard::receive::KEPT_FOR_LONG;
 
-/// Ends a turn. Returns the connections that ended in it, and why.
+/// Ends a turn. Returns the connections that ended in it, and the reasons.
 fn ends(shard: &mut Tested) -> Vec<(ConnId, CloseReason)> {
     shard.end();
     let end = |heard| if let Heard::Ended { id, reason, .. } = heard { Some((id, reason)) } else { None };
     shard.heard().into_iter().filter_map(end).collect()
 }
 
-/// The same where memory is the reason.
+/// Ends a turn in which all ends are for memory.
 fn ended(shard: &mut Tested) -> Vec<ConnId> {
     ends(shard)
         .into_iter()
@@ -61,7 +61,7 @@ fn nearly_full() -> (Tested, Vec<ConnId>) {
 fn reply_that_leaves_at_once_ends_the_heaviest_connection() {
     let (mut shard, ids) = nearly_full();
     shard.begin(at(2), 0);
-    // More than most of those hold that have been holding it, and they go first all the same.
+    // More than most others that have held memory for longer, and yet those end first.
     for id in &ids[9..] {
         shard.shared(*id).unwrap().write(&[b'r'; 17_000]);
     }
@@ -75,7 +75,7 @@ fn lower_bound_ends_the_heaviest_and_a_higher_one_none() {
     shard.bound_memory(85_000, 1 << 20);
     assert_eq!(ended(&mut shard), [ids[4]]);
     assert_eq!(shard.pool.available(), 64);
-    // Service limits of a connection are held to it too.
+    // Service limits of a connection are bound by it too.
     let limits = crate::ConnLimits::default().frame_bytes_max(90_000);
     assert!(shard.shared(ids[0]).unwrap().set_limits(&limits).is_err());
     shard.begin(at(3), 0);
@@ -157,7 +157,7 @@ fn connection_that_closes_is_not_reset_for_what_others_hold() {
         ),
     );
     shard.begin(at(1), 0);
-    // No connection holds so much that it is compared.
+    // No connection holds enough to be compared.
     for id in &ids[..34] {
         shard.shared(*id).unwrap().write(&[b'r'; 3000]);
     }
@@ -174,7 +174,7 @@ fn queued_bytes_count_once_they_do_not_leave() {
     shard.begin(at(2), 0);
     shard.shared(ids[9]).unwrap().write(&[b'r'; 9_000]);
     assert_eq!(ended(&mut shard), []);
-    // Of two in the same list the one that came first goes; this one is in the next.
+    // Of two in the same list the one that came first ends; this one is in the next.
     shard.shared(ids[9]).unwrap().write(&[b'r'; 500]);
     assert_eq!(ended(&mut shard), []);
     shard.begin(at(3), 0);
@@ -253,10 +253,10 @@ fn calls_that_wait_hold_back_others_where_memory_is_tight() {
     assert_eq!(shard.held_bytes(), 0);
 }
 
-/// Frames of four bytes, on the heap as bytes are that had to wait.
+/// Frames of four bytes, on the heap, as bytes are that had to wait.
 const BLOCK: usize = 400;
 
-/// A connection with as many calls that wait as may, and a block of frames behind them.
+/// A connection with as many waiting calls as allowed, and a block of frames after them.
 fn with_calls_and_a_block_behind(calls_in_flight_max: u16) -> (Tested, ConnId) {
     let (mut shard, id) = with_connection(Limits { calls_in_flight_max, ..Limits::default() });
     shard.begin(at(1), 0);
@@ -335,7 +335,8 @@ fn frames_behind_a_finished_one_do_not_count_it_again() {
 const BUFFER_BYTES: usize = 1024;
 const BUFFERS: usize = 64;
 
-/// A shard with `count` connections and few small receive buffers, its pool, and the side that fills them.
+/// A shard with `count` connections and few small receive buffers, its pool, and the side that
+/// fills them.
 fn with_buffers(limits: Limits, count: usize) -> (Tested, Vec<ConnId>, Pool, KernelSide) {
     let config = PoolConfig { buffer_bytes: BUFFER_BYTES, buffers_max: BUFFERS, poison: true };
     let (pool, side) = Pool::new(config).unwrap();

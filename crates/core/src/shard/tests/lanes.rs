@@ -3,7 +3,8 @@
 use super::*;
 use crate::RefusedBy;
 
-/// A shard for at most two connections, with one listener of its first lane and two of a second one.
+/// A shard for at most two connections, with one listener of its first lane and two of a second
+/// one.
 fn with_two_lanes(second: Limits) -> (Tested, LaneId) {
     let mut shard = Tested::new(Limits::default(), 2, 1);
     let lane = shard.add_inbound(second, 2, encoding());

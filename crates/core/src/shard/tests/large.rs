@@ -1,11 +1,12 @@
-//! Frames that are received straight into.
+//! Frames whose bytes are received straight into their blocks.
 
 use ringserve_buf::Block;
 
 use super::*;
 use crate::ReceiveEnd;
 
-/// A shard with one connection, which has sent the head of a frame of `bytes` bytes and the first 16 KiB of it.
+/// A shard with one connection, which has sent the head of a frame of `bytes` bytes and the first
+/// 16 KiB of it.
 fn begun(limits: impl Into<Bounds>, bytes: usize) -> (Tested, ConnId) {
     let mut shard = Tested::new(limits, 1, 1);
     shard.begin(Time::ZERO, 1);
@@ -19,7 +20,7 @@ fn wire(bytes: usize) -> Vec<u8> {
     [&(bytes as u32).to_be_bytes()[..], &vec![7; bytes]].concat()
 }
 
-/// The receive into a block that is among the operations.
+/// The operation that receives into a block.
 #[track_caller]
 fn into_block(ops: Vec<Op>) -> (Box<Block>, usize) {
     let into = ops.into_iter().find_map(|op| match op {
@@ -39,7 +40,7 @@ fn fill(shard: &mut Tested, id: ConnId, mut block: Box<Block>, bytes: usize) {
 #[test]
 fn rest_of_a_large_frame_comes_without_the_drivers_buffers() {
     let (mut shard, id) = begun(Limits::default(), 300_000);
-    // The receive that is armed would go on.
+    // The armed receive would go on.
     assert!(matches!(shard.ops()[..], [.., Op::ReceiveStop { .. }]));
     shard.begin(at(1), 1);
     shard.heard();

@@ -1,4 +1,4 @@
-//! Peers that take what is sent slowly, or not at all.
+//! Peers that take sent bytes slowly, or not at all.
 
 use super::*;
 
@@ -11,8 +11,9 @@ fn sent_to(shard: &mut Tested, id: ConnId) -> Option<Box<Batch>> {
     })
 }
 
-/// Sends much to a peer that takes what `takes` says in each interval in which the shard looks. Returns the seconds after which
-/// it looked, and why and when the connection ended, within five minutes.
+/// Sends much to a peer that takes `takes` bytes in each interval in which the shard looks. Returns
+/// the seconds after which it looked, and the reason and time of the connection's end, within five
+/// minutes.
 fn trickle(limits: Limits, mut takes: impl FnMut(usize) -> usize) -> (Vec<u64>, Option<(CloseReason, u64)>) {
     let (mut shard, id) = with_connection(limits);
     shard.shared(id).unwrap().write(&[b'r'; 1 << 20]);
@@ -58,7 +59,7 @@ fn a_peer_that_takes_a_little_now_and_then_is_too_slow() {
     assert_eq!(end, Some((CloseReason::WriteTooSlow, 30)));
     let (_, end) = trickle(limits.clone(), |_| 2300);
     assert_eq!(end, Some((CloseReason::WriteTooSlow, 10)));
-    // What it took at first is no credit.
+    // Bytes that it took at first are no credit.
     let (_, end) = trickle(limits, |look| if look == 0 { 500_000 } else { 1 });
     assert_eq!(end, Some((CloseReason::WriteTooSlow, 20)));
 }
@@ -88,8 +89,8 @@ fn a_peer_that_takes_nothing_has_its_whole_time() {
     assert_eq!(trickle(write_limits(None, 0), |_| 0), (Vec::new(), None));
 }
 
-/// A shard with two connections that send much, the second one since 5 s after the first, whose peer took 5000 bytes in 12 s. Returns
-/// the rest of the first one's send.
+/// A shard with two connections that send much, the second one since 5 s after the first, whose
+/// peer took 5000 bytes in 12 s. Returns the rest of the first one's send.
 fn in_the_middle_of_two_sends(limits: Limits) -> (Tested, ConnId, Box<Batch>) {
     let (mut shard, ids) = with_connections(2, limits);
     shard.shared(ids[0]).unwrap().write(&[b'r'; 1 << 20]);
@@ -107,7 +108,7 @@ fn is_stopped(shard: &mut Tested, of: ConnId) -> bool {
     shard.take_ops().any(|op| matches!(op, Op::SendStop { id } if id == of))
 }
 
-/// What is left of a send that was stopped, of which `bytes` were taken, if it goes on.
+/// The rest of a send that was stopped, of which `bytes` were taken, if it goes on.
 fn looked(shard: &mut Tested, id: ConnId, mut batch: Box<Batch>, bytes: usize) -> Option<Box<Batch>> {
     batch.advance(bytes);
     shard.complete(Completion::Sent { id, batch, end: SendEnd::Stopped });
@@ -146,8 +147,9 @@ fn look_that_a_late_shard_asked_for_at_a_send_costs_nothing() {
     }
 }
 
-/// When and why a connection of which `begins` makes something ends, within two minutes, on a shard whose only news come from another
-/// one: whenever it has slept for `gap`, and else together with a timer, if not within a second. Its peer takes 10 bytes a second.
+/// The time and reason of the end of a connection that `begins` sets up, within two minutes, on a
+/// shard whose only news comes from another one: whenever it has slept for `gap`, and else together
+/// with a timer, if not within a second. Its peer takes 10 bytes a second.
 fn ends_beside_seldom_news(
     gap: Duration,
     begins: impl FnOnce(&mut Tested, ConnId),

@@ -1,4 +1,5 @@
-//! Who goes when connections hold too much, and what counts until the driver gives it back.
+//! Connections that end when they hold too much, and memory that counts until the driver gives it
+//! back.
 
 use core::task::Poll;
 
@@ -24,7 +25,7 @@ fn tight(count: usize) -> (Tested, Vec<ConnId>) {
     with_connections(count, (ServerLimits::default().held_bytes_max(HELD_MAX), limits))
 }
 
-/// The connections that were closed for want of memory since this was asked last.
+/// The connections that were closed for lack of memory since the last call of this.
 fn closed(shard: &mut Tested) -> Vec<ConnId> {
     let end = |heard| match heard {
         Heard::Ended { id, reason, .. } => {
@@ -36,7 +37,7 @@ fn closed(shard: &mut Tested) -> Vec<ConnId> {
     shard.heard().into_iter().filter_map(end).collect()
 }
 
-/// The sends that were begun since this was asked last.
+/// The sends that were begun since the last call of this.
 fn sends(shard: &mut Tested) -> Vec<(ConnId, Box<Batch>)> {
     let send = |op| if let Op::Send { id, batch } = op { Some((id, batch)) } else { None };
     shard.ops().into_iter().filter_map(send).collect()
@@ -89,7 +90,7 @@ fn memory_on_its_way_back_closes_no_peer() {
     ids[..3].iter().for_each(|id| write(&shard, *id, 500_000));
     shard.end();
     assert_eq!(closed(&mut shard).len(), 1);
-    // What peers sent meanwhile is kept, and none pays for it.
+    // Bytes that peers sent meanwhile are kept, and none pays for them.
     shard.begin(at(2), 0);
     ids[4..].iter().for_each(|id| ask(&mut shard, *id, 100));
     shard.end();
@@ -111,7 +112,7 @@ fn peers_without_a_batch_in_a_full_turn_stay() {
         let sent = sends(&mut shard);
         shard.begin(at(turn), 0);
         for (id, mut batch) in sent {
-            // Those that ask for little take it, and so the driver does with what was aborted.
+            // Peers that ask for little take it, and so the driver does with aborted bytes.
             if batch.len() < LISTED_BYTES {
                 batch.advance(batch.len());
                 shard.complete(Completion::Sent { id, batch, end: SendEnd::Done });
@@ -156,7 +157,8 @@ fn memory_counts_by_what_is_allocated() {
     let allocated = sent.iter().map(|(_, batch)| batch.held_bytes()).sum::<usize>();
     assert!(allocated >= 50_000 + 2 * 40_000, "{allocated}");
     assert_eq!(shard.held_bytes(), allocated);
-    // What waits behind it counts likewise, and what was sent of it is there until the rest is.
+    // Bytes that wait after it count likewise, and those that were sent of it are there until the
+    // rest is.
     shard.begin(at(2), 0);
     shard.shared(ids[1]).unwrap().write(&[b'r'; 40_000]);
     shard.shared(ids[1]).unwrap().write(b"end");
@@ -245,7 +247,7 @@ fn memory_is_reserved_up_to_three_quarters_and_then_in_a_line() {
     assert_eq!(polled, Poll::Ready(Ok(())));
     let (mut second, polled) = reserve(&shard, ids[1], HELD_MAX / 2);
     assert_eq!(polled, Poll::Pending);
-    // Who comes later waits behind it, and so does not keep it waiting for ever.
+    // A later one waits after it, and so does not keep it waiting for ever.
     let (mut third, polled) = reserve(&shard, ids[2], 10);
     assert_eq!(polled, Poll::Pending);
     let (fourth, _) = reserve(&shard, ids[3], 10);
@@ -259,7 +261,7 @@ fn memory_is_reserved_up_to_three_quarters_and_then_in_a_line() {
     assert_eq!(shard.heard(), [1, 2, 4].map(|n| Heard::Wake(ids[n])));
     assert_eq!(second.poll(HELD_MAX / 2, Waker::noop()), Poll::Ready(Ok(())));
     assert_eq!(shard.held_bytes(), HELD_MAX / 2 + 30);
-    // What is granted and not taken goes back likewise, and an end gives all back.
+    // A grant that is not taken is given back likewise, and an end gives all back.
     drop(fifth);
     assert_eq!(shard.held_bytes(), HELD_MAX / 2 + 10);
     shard.begin(at(3), 0);
@@ -290,7 +292,7 @@ fn what_is_there_already_is_held_without_a_wait() {
     held.hold(10);
     shard.abort(ids[0], CloseReason::Aborted);
     shard.end();
-    // An end gives it back, and nothing is held for who is gone.
+    // An end gives it back, and nothing is held for a connection that is gone.
     held.hold(20);
     assert_eq!(shard.memory_bytes(), 0);
     drop(held);
@@ -307,7 +309,7 @@ fn nothing_is_given_back_that_was_not_held_for_who_goes() {
     write(&shard, ids[0], 100);
     shard.finish(ids[0], CloseReason::Closed);
     shard.end();
-    // Its last reply leaves, and what a call of it holds counts until the end.
+    // Its last reply is sent, and memory of a call counts until the end.
     assert!(outlet.is_gone() && shard.shared(ids[0]).is_some());
     let held = shard.held_bytes();
     behind.hold(400);
@@ -319,7 +321,8 @@ fn nothing_is_given_back_that_was_not_held_for_who_goes() {
     assert_eq!(shard.held_bytes(), held - 1000);
 }
 
-/// The driver stops the sends that it was told to, of which the peers took `taken` bytes each, and goes on with them.
+/// Lets the driver stop the sends that it was asked to stop, of which the peers took `taken` bytes
+/// each, and goes on with them.
 fn stop(shard: &mut Tested, flying: &mut Vec<(ConnId, Box<Batch>)>, taken: usize) -> Vec<ConnId> {
     let told = |op| if let Op::SendStop { id } = op { Some(id) } else { None };
     let told: Vec<ConnId> = shard.ops().into_iter().filter_map(told).collect();
@@ -366,7 +369,7 @@ fn those_that_read_nothing_make_room_for_who_waits() {
 fn none_goes_for_who_waits_that_reads_or_owes_nothing() {
     let (mut shard, ids) = tight(6);
     shard.begin(at(1), 0);
-    // What a service holds is no peer's fault, and one that reads slowly takes some.
+    // Memory held by a service is no peer's fault, and a slow reader takes some.
     let (_granted, polled) = reserve(&shard, ids[0], 400_000);
     assert_eq!(polled, Poll::Ready(Ok(())));
     shard.shared(ids[1]).unwrap().set_service_bytes(200_000);
@@ -386,7 +389,8 @@ fn none_goes_for_who_waits_that_reads_or_owes_nothing() {
     assert!((2..6).contains(&looks), "{looks} in ten seconds");
 }
 
-/// What peers take of a send at each look that memory asks for, and why the connection ends within 25 s.
+/// The reason and time of the end of a connection within 25 s, if its peer takes `takes` bytes of a
+/// send at each look that memory requests.
 fn end_beside_a_line(takes: impl Fn(usize) -> usize) -> Option<(CloseReason, u64)> {
     let server = ServerLimits::default().held_bytes_max(HELD_MAX);
     let limits = Limits {
@@ -421,12 +425,12 @@ fn end_beside_a_line(takes: impl Fn(usize) -> usize) -> Option<(CloseReason, u64
 
 #[test]
 fn rate_of_a_send_holds_over_its_time_though_memory_asks_sooner() {
-    // A small window that opens, and the whole of the rate just so.
+    // A small window that opens, and just enough for the whole rate.
     assert_eq!(end_beside_a_line(|look| if look == 0 { 5000 } else { 30_000 }), None);
     assert_eq!(end_beside_a_line(|_| 23_000), None);
     for takes in [18_000, 1] {
         let end = end_beside_a_line(|_| takes);
-        // At the first look behind its time.
+        // At the first look after its time.
         assert!(matches!(end, Some((CloseReason::WriteTooSlow, 10..=12))), "{takes}: {end:?}");
     }
 }
@@ -512,7 +516,7 @@ fn block_kept_for_the_next_send_costs_a_small_reply_nothing() {
     let (id, batch) = sends(&mut shard).remove(0);
     assert!(batch.room() >= 40_000 && !batch.room_counts);
     assert_eq!((shard.held_bytes(), shard.holders.room_of(id.slot())), (5, 0));
-    // A peer that leaves it there is found at a look.
+    // A peer that leaves it unread is found at a look.
     shard.begin(at(3), 1);
     shard.complete(Completion::Sent { id, batch, end: SendEnd::Stopped });
     shard.shared(id).unwrap().write(b"behind");
@@ -554,7 +558,7 @@ fn class(bytes: usize) -> u32 {
     if bytes < LISTED_BYTES { 0 } else { bytes.ilog2() }
 }
 
-/// What has settled with those that are compared.
+/// Settled bytes of the connections that are compared.
 fn settled_bytes(each: impl Iterator<Item = usize>) -> usize {
     each.filter(|held| *held >= LISTED_BYTES).sum()
 }
@@ -562,7 +566,8 @@ fn settled_bytes(each: impl Iterator<Item = usize>) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Steps of connections that hold more, and of time. At each end of a turn those that went held most.
+    /// Steps of connections that hold more, and of time. At each end of a turn those that ended
+    /// held most.
     #[test]
     fn heaviest_goes_by_what_it_holds_at_that_moment(
         steps in prop::collection::vec((0..30usize, hold(), 0..4u64, any::<bool>()), 20..120),
@@ -604,7 +609,8 @@ proptest! {
             flying.extend(sends(&mut shard));
             let stay = ids.iter().filter(|id| shard.shared(**id).is_some());
             let now: Vec<_> = stay.map(|id| (shard.held_bytes_of(*id, 0), shard.held_bytes_of(*id, 3))).collect();
-            // A reply of less than that is not looked at, and may have brought a connection into the next class.
+            // A reply of less than that is not looked at, and may have brought a connection into
+            // the next class.
             let surely = |bytes: usize| class(bytes.saturating_sub(LISTED_BYTES - 1));
             let heaviest = now.iter().map(|of| surely(of.0)).max().unwrap_or(0);
             let heaviest_settled = now.iter().map(|of| surely(of.1)).max().unwrap_or(0);
@@ -623,7 +629,7 @@ proptest! {
             shard.check();
             millis += [0, 1, 30, 200][waits as usize];
             shard.begin(Time::ZERO + Duration::from_millis(millis), 0);
-            // The driver gives back what was aborted.
+            // The driver gives the aborted batches back.
             let (back, on): (Vec<_>, Vec<_>) =
                 flying.drain(..).partition(|(id, _)| shard.shared(*id).is_none());
             flying = on;

@@ -18,7 +18,7 @@ fn secured(limits: impl Into<Bounds>, toy: Toy) -> Tested {
 const TOY: Toy =
     Toy { needs_close: false, greets: false, tells_rests: false, makes_facts: false, kept_bytes: 0 };
 
-/// The same with one connection, which has sent nothing.
+/// Such a shard with one connection, which has sent nothing.
 fn starting(limits: impl Into<Bounds>, toy: Toy) -> (Tested, ConnId) {
     let mut shard = secured(limits, toy);
     shard.begin(Time::ZERO, 1);
@@ -27,7 +27,7 @@ fn starting(limits: impl Into<Bounds>, toy: Toy) -> (Tested, ConnId) {
     (shard, id)
 }
 
-/// The same whose handshake is done.
+/// Such a shard with one connection whose handshake is done.
 fn ready(limits: impl Into<Bounds>) -> (Tested, ConnId, Peer) {
     let (mut shard, id) = starting(limits, TOY);
     let mut peer = Peer::default();
@@ -42,7 +42,8 @@ fn ready(limits: impl Into<Bounds>) -> (Tested, ConnId, Peer) {
     (shard, id, peer)
 }
 
-/// Takes the operations and carries the sends out. Returns what the peer heard, and the other operations.
+/// Takes the operations and carries the sends out. Returns what the peer received, and the other
+/// operations.
 fn leave(shard: &mut Tested, id: ConnId, peer: &mut Peer) -> (Vec<Said>, Vec<Op>) {
     let (mut said, mut others) = (Vec::new(), Vec::new());
     loop {
@@ -68,7 +69,7 @@ fn hear(peer: &mut Peer, batch: &Batch) -> Vec<Said> {
     peer.hear(batch.pieces().flatten().copied())
 }
 
-/// All of a send left.
+/// Completes a send whose bytes were all sent.
 fn done(shard: &mut Tested, id: ConnId, mut batch: Box<Batch>) {
     batch.advance(batch.len());
     shard.complete(Completion::Sent { id, batch, end: SendEnd::Done });
@@ -84,7 +85,7 @@ fn sent_to(shard: &mut Tested, id: ConnId) -> Box<Batch> {
     shard.ops().into_iter().find_map(sends).expect("a send")
 }
 
-/// The payloads that were handed out since this was asked last.
+/// The payloads that were handed out since the last call of this.
 fn taken(shard: &mut Tested) -> Vec<Vec<u8>> {
     shard.lane.heard.retain(|heard| !matches!(heard, Heard::Batch(_) | Heard::Frame(_)));
     core::mem::take(&mut shard.lane.taken)
@@ -165,7 +166,7 @@ fn channel_answers_without_a_reply() {
     shard.receive(id, &peer.record(REKEY, b""));
     shard.end();
     assert_eq!(leave(&mut shard, id, &mut peer).0, [Said::Other(REKEY)]);
-    // And behind a send that is in flight.
+    // And after a send that is in flight.
     shard.shared(id).unwrap().write(b"reply");
     shard.turn(at(2));
     let first = sent_to(&mut shard, id);
@@ -286,7 +287,7 @@ fn room_behind_a_send_is_forgotten_once_it_is_sealed() {
 fn peer_that_takes_nothing_is_held_back_by_what_is_sealed() {
     let limits = Limits::default().outbox_bytes_high(500).outbox_bytes_low(400);
     let (mut shard, id, mut peer) = ready(limits);
-    // Beyond the mark with the head of its record alone.
+    // Beyond the mark only with the head of its record.
     shard.shared(id).unwrap().write(&[7; 498]);
     shard.turn(at(2));
     let batch = sent_to(&mut shard, id);
@@ -371,7 +372,7 @@ fn listener_without_a_transport_costs_nothing_beside_one_with() {
     assert_eq!((room, stats(&shard).handshakes_started), (0, 0));
 }
 
-/// Records that say a frame of 100 000 bytes each.
+/// Records that decode to a frame of 100 000 bytes each.
 fn bombs(peer: &mut Peer, count: u8) -> Vec<u8> {
     (0..count).flat_map(|number| peer.record(GROWS, &[number])).collect()
 }

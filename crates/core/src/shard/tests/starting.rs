@@ -6,7 +6,7 @@ use crate::{CloseReason, ReceiveEnd};
 
 const BYTES_MAX: usize = 300;
 
-/// The client, and where it connected to.
+/// The client, and the address that it connected to.
 fn ends() -> Ends {
     Ends { source: ([192, 0, 2, 1], 56_324).into(), destination: ([198, 51, 100, 7], 443).into() }
 }
@@ -238,7 +238,8 @@ fn accepting_pauses_while_as_many_begin_as_may() {
     shard.check();
 }
 
-/// A shard with a listener that expects headers, two of which may be awaited, and a plain one. A third connection came to the first.
+/// A shard with a listener that expects headers, two of which may be awaited, and a plain one. A
+/// third connection came to the first.
 fn crowded(silent: bool) -> (Tested, [ConnId; 2]) {
     let mut shard = Tested::new(ServerLimits::default().handshakes_max(2), 8, 2);
     shard.expect_header(0, HeaderRules { bytes_max: BYTES_MAX, keeps_tlvs: true });
@@ -360,7 +361,7 @@ fn newcomers_for_which_others_go_keep_their_order() {
 #[test]
 fn one_whose_bytes_may_wait_in_the_kernel_makes_no_room() {
     let (mut shard, [first, second]) = crowded(true);
-    // The shard was away, and looks at what came meanwhile.
+    // The shard was away, and looks at bytes that came meanwhile.
     shard.begin_late(at(2), 2);
     shard.receive(first, &line()[..9]);
     shard.receive(second, &line()[..9]);

@@ -1,4 +1,4 @@
-//! Time limits, from whenever the clock started.
+//! Time limits, with any start of the clock.
 
 use alloc::string::ToString;
 
@@ -6,7 +6,7 @@ use super::super::timers::{Lateness, TurnStart};
 use super::*;
 use crate::{CloseReason, ConnLimits, IdleActivity};
 
-/// Sends a reply of 100 bytes, behind which the peer is held back in the middle of a frame.
+/// Sends a reply of 100 bytes, after which the peer is held back in the middle of a frame.
 fn hold_back(shard: &mut Tested, id: ConnId) -> Box<Batch> {
     shard.begin(at(1), 0);
     shard.receive_part(id, &[0, 0, 0, 9, b'h']);
@@ -51,7 +51,8 @@ fn half_frame_is_watched_again_once_its_peer_may_send() {
         ..Limits::default()
     });
     let mut batch = hold_back(&mut shard, id);
-    // The limits of the half frame, and of a peer that is silent, go off and find that it is held back.
+    // The limits of the half frame, and of a peer that is silent, go off and find that it is held
+    // back.
     for seconds in 3..40 {
         shard.turn(at(seconds));
     }
@@ -74,8 +75,8 @@ fn half_frame_is_watched_again_once_its_peer_may_send() {
     assert_eq!(shard.counters(LaneId::FIRST).closed_for(crate::CloseReason::ReadTooSlow), 1);
 }
 
-/// Turns and time until the one connection is closed, on a shard whose first turn is at `start` and whose connection comes
-/// `quiet` later.
+/// The number of turns and the time until the one connection is closed, on a shard whose first turn
+/// is at `start` and whose connection comes `quiet` later.
 fn lives_for(limits: Limits, start: Time, quiet: Duration) -> (u32, Duration) {
     let mut shard = Tested::new(limits, 1, 1);
     shard.turn(start);
@@ -109,7 +110,7 @@ fn limits_are_kept_from_any_clock_after_any_quiet_time() {
         (Limits { idle_timeout: Some(year), ..none.clone() }, year),
         (Limits { heartbeat_interval: Some(minutes(1)), ..none.clone() }, minutes(4)),
         (Limits { heartbeat_interval: Some(year), heartbeats_missed_max: 9, ..none.clone() }, year * 10),
-        // As `Limits::check` would not let it be.
+        // A value that `Limits::check` would not allow.
         (
             Limits { idle_timeout: Some(Duration::MAX), ..none.clone() },
             Duration::from_nanos((1 << 55) - (1 << 24)),
@@ -123,7 +124,8 @@ fn limits_are_kept_from_any_clock_after_any_quiet_time() {
                 let late = lived.checked_sub(*time).unwrap_or_else(|| panic!("{lived:?} is before {time:?}"));
                 // Each heartbeat may be two steps late.
                 assert!(late < Duration::from_millis(400), "{late:?} late, start {start:?}, {days} days");
-                // A look at its receive, the heartbeats, and the wheel may wake the shard once for each.
+                // A look at its receive, the heartbeats, and the wheel may wake the shard once for
+                // each.
                 assert!(turns <= 40, "{turns} turns, start {start:?}, {days} days, {time:?}");
             }
         }
@@ -135,7 +137,7 @@ fn connection_whose_bytes_wait_for_the_shard_is_not_idle() {
     const FRAMES: usize = 400;
     let limits = Limits { idle_timeout: Some(Duration::from_millis(100)), ..Limits::default() };
     let (mut shard, ids) = with_connections(1, limits);
-    // Beside the news of that many others it has a small batch in each turn, and no turn is late.
+    // With the news of that many others it has a small batch in each turn, and no turn is late.
     let turn = Duration::from_millis(60);
     let mut now = at(0) + turn;
     shard.begin(now, 500);
@@ -185,7 +187,7 @@ fn held_back_peer_is_idle_once_nothing_that_it_sent_is_unread() {
         for seconds in [14, 15] {
             shard.turn(at(seconds));
         }
-        // What is being sent keeps its place.
+        // A send keeps its connection's place.
         assert_eq!(shard.shard.conns.get(id).unwrap().is_open(), stays, "{unread:?}");
     }
 }
@@ -208,8 +210,8 @@ fn talker_is_idle_where_what_it_takes_alone_counts() {
     }
 }
 
-/// The turns of a shard with probes, as steps of its clock, and how many: for that many connections, all silent since the
-/// first turn, behind these bytes.
+/// The turns of a shard with probes, as steps of its clock, and the number in each: for that many
+/// connections, all silent since the first turn, after these bytes.
 fn probes(connections: u32, bytes: &[u8]) -> Vec<(u64, usize)> {
     let limits = Limits {
         first_frame_timeout: None,
@@ -287,7 +289,7 @@ fn oldest_call_that_is_done_leaves_the_next_one_its_time() {
         shard.end();
     }
     shard.begin(at(9), 0);
-    // The one behind the newest, which waits since the fifth second.
+    // The one after the newest, which has waited since the fifth second.
     let oldest = shard.lane.calls.remove(0);
     let newest = shard.lane.calls[0].parked.since;
     shard.shard.call_done(id, 0, oldest.parked, Some(newest));
@@ -317,7 +319,7 @@ fn limits_of_one_connection_are_no_others() {
     assert_eq!(shard.heard(), [ended(ids[0])]);
     shard.turn(at(101));
     assert_eq!(shard.heard(), [ended(ids[2])]);
-    // What was off is on again.
+    // The limit that was off is on again.
     shard.begin(at(500), 0);
     shard.shared(ids[1]).unwrap().set_limits(&ConnLimits::default()).unwrap();
     shard.end();
@@ -337,7 +339,7 @@ fn deadline_counts_from_when_it_is_set_whatever_comes() {
     shard.end();
     shard.begin(at(8), 1);
     shard.receive(ids[0], &empty_frames(1));
-    // It is not named here, taken away, and begun again.
+    // It is not named here, then taken away, then restarted.
     set(&shard, ids[1], &ConnLimits::default().frame_bytes_max(100));
     set(&shard, ids[2], &ConnLimits::default().deadline(None));
     set(&shard, ids[3], &ten);
@@ -442,7 +444,8 @@ fn own_limit_that_contradicts_another_changes_nothing() {
     assert!(!shared.is_limited());
 }
 
-/// The time from a turn at 60 s, after 50 s without one, until the one connection is closed. Each turn brings `completions`.
+/// The time from a turn at 60 s, after 50 s without one, until the one connection is closed. Each
+/// turn brings `completions`.
 fn outlives_its_limit(limits: Limits, completions: usize) -> Duration {
     let (mut shard, id) = with_connection(limits);
     shard.begin(at(1), 0);
@@ -542,7 +545,8 @@ fn shard_that_was_away_judges_once_it_looked_at_each() {
 
 #[test]
 fn shard_has_caught_up_once_its_driver_brings_little() {
-    // Completions of each turn, those that received as much as a turn may, and the turn that judges.
+    // Completions of each turn, those that received as much as a turn may, and the turn that
+    // judges.
     for (completions, large, judges) in
         [(&[0, 0][..], 0, 1), (&[0, 3, 3], 0, 2), (&[300, 300, 3, 3], 0, 3), (&[3, 3, 3, 3, 3, 3], 3, 5)]
     {
@@ -613,7 +617,7 @@ fn absence_is_proved_by_what_the_shard_was_to_wake_for() {
         lateness.step(&turn);
         assert_eq!(lateness.behind_from(), since, "{turn:?}, {watches}");
     }
-    // Of an absence behind which nothing was looked at the first one tells.
+    // An absence after which nothing was looked at counts from the first one.
     let mut lateness = Lateness::default();
     lateness.step(&TurnStart { late: Some(Duration::from_secs(3)), ..news });
     lateness.step(&TurnStart { now: at(17), ..news });
@@ -634,7 +638,7 @@ fn newcomers_keep_a_shard_awake_for_a_while() {
     assert!((20..24).contains(&wakes), "{wakes}");
 }
 
-/// The limit runs out right behind the stop, while the driver brings what came meanwhile.
+/// The limit runs out right after the stop, while the driver brings what came meanwhile.
 #[test]
 fn limit_that_runs_out_behind_a_stop_waits_for_what_came_in_it() {
     let (mut shard, ids) = with_connections(

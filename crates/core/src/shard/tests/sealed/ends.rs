@@ -1,4 +1,4 @@
-//! How connections with a channel end.
+//! Ends of connections with a channel.
 
 use super::*;
 
@@ -109,7 +109,7 @@ fn held_replies_are_sealed_with_what_follows_them() {
 
 #[test]
 fn channel_that_can_seal_no_more_has_its_last_word() {
-    // While it is open, and while its replies leave at the end.
+    // While it is open, and while its replies are sent at the end.
     for closes in [false, true] {
         let (mut shard, id, mut peer) = ready(Limits::default());
         shard.shared(id).unwrap().write(b"first");
@@ -163,7 +163,7 @@ fn writing_ends_with_a_last_word_and_reading_goes_on() {
     assert!(matches!(ops[..], [Op::Shutdown { .. }]), "{ops:?}");
     shard.begin(at(3), 2);
     shard.complete(Completion::ShutDown { id });
-    // What the channel would say to it cannot leave.
+    // The channel's answer cannot be sent.
     shard.receive(id, &[peer.record(REKEY, b""), peer.frame(b"more")].concat());
     shard.end();
     assert_eq!((taken(&mut shard), shard.ops().len()), (vec![b"more".to_vec()], 0));
@@ -274,7 +274,7 @@ fn close_waits_for_fin_though_its_receive_ended_before() {
     let (mut shard, id, mut peer) = ready(Limits::default());
     shard.begin(at(2), 2);
     shard.receive(id, &peer.record(CLOSE, b""));
-    // As where no buffer was left.
+    // As if no buffer was left.
     shard.complete(Completion::ReceiveEnded { id, end: ReceiveEnd::Stopped });
     shard.end();
     let (_, ops) = leave(&mut shard, id, &mut peer);

@@ -1,4 +1,4 @@
-//! From being accepted to the service's open.
+//! Connections from the accept to the service's open.
 
 use super::*;
 use crate::proxy::{Ends, HeaderRules, write_v1};
@@ -51,7 +51,7 @@ fn facts_on_demand_are_made_when_they_are_asked_for() {
     let made =
         |outlet: &crate::Outlet| outlet.transport_info().map(|facts| *facts.downcast_ref::<u32>().unwrap());
     let shared = shard.shared(id).unwrap().clone();
-    // The first that it was asked for is that of the service.
+    // The first facts asked for are the service's.
     assert_eq!((made(&shared), made(&shared)), (Some(1), Some(2)));
     assert_eq!((id.slot(), made(&stranger)), (early.slot(), None), "they are of another connection");
     shard.abort(id, CloseReason::Aborted);
@@ -70,7 +70,7 @@ fn what_a_handshake_keeps_counts_as_held_until_the_end() {
         shard.receive(id, &Peer::default().flights());
         shard.end();
         shard.turn(at(n));
-        // The replies of the handshake leave.
+        // The replies of the handshake are sent.
         leave(&mut shard, id, &mut Peer::default());
         shard.check();
         ids.push(id);
@@ -137,7 +137,7 @@ fn handshake_follows_a_header_in_its_segment() {
     assert_eq!((shard.heard()[0], taken(&mut shard)), (Heard::Secured(id), vec![b"early".to_vec()]));
 }
 
-/// The header is no word of the handshake's, whose peer may answer only now.
+/// The header is no part of the handshake, whose peer may answer only now.
 #[test]
 fn handshake_behind_a_header_is_as_old_as_itself() {
     let mut header = Vec::new();
@@ -318,7 +318,7 @@ fn handshake_whose_step_waits_for_the_shard_makes_no_room() {
     shard.begin(at(4), 4);
     ids.into_iter().for_each(|id| shard.receive(id, &Peer::default().flights()));
     shard.end();
-    // One step in each of two turns, while two newcomers come in each.
+    // One step in each of two turns, while two new connections come in each.
     for (tenth, newcomers) in [(1, [5, 6]), (2, [7, 8])] {
         shard.begin(at(4) + Duration::from_millis(100 * tenth), 2);
         for number in newcomers {

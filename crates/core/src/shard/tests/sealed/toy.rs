@@ -1,7 +1,8 @@
 //! A small channel and its peer.
 //!
-//! A record is its kind, the length of its bytes in four, and these, each changed by the number of the record and its place. The
-//! handshake is two flights of the peer's, `HELLO` and `FINISHED`, of which the second needs work.
+//! A record is its kind, the length of its bytes in four bytes, and these bytes, each changed by
+//! the number of the record and its place. The handshake is two flights of the peer's, `HELLO` and
+//! `FINISHED`, of which the second needs work.
 
 use super::*;
 use crate::{Transport, TransportConn, TransportError, TransportEvent};
@@ -13,27 +14,27 @@ pub const FINISHED: u8 = 2;
 pub const DATA: u8 = 3;
 pub const CLOSE: u8 = 4;
 pub const ALERT: u8 = 5;
-/// Is answered by one of its kind.
+/// It is answered by one of its kind.
 pub const REKEY: u8 = 6;
-/// Begins a second piece of work, behind the handshake.
+/// It begins a second piece of work, after the handshake.
 pub const THINK: u8 = 7;
-/// Is ignored before the handshake is done.
+/// It is ignored before the handshake is done.
 pub const PADDING: u8 = 8;
-/// The server had sent nothing for a second. Told where that is asked for.
+/// The server had sent nothing for a second. Sent if the transport is set to do so.
 pub const REST: u8 = 9;
 
-/// Says a frame of [`GROWN_BYTES`].
+/// It decodes to a frame of [`GROWN_BYTES`].
 pub const GROWS: u8 = 9;
 pub const GROWN_BYTES: usize = 100_000;
 
-/// Begins what a layer above has to end, and never does.
+/// It begins a message that a layer above has to end, and never does.
 pub const BEGINS: u8 = 10;
 
-/// What cannot be sealed.
+/// Bytes that cannot be sealed.
 pub const UNSEALABLE: &[u8] = b"one record too many";
 
 const HEAD: usize = 5;
-/// Of an unfinished record, which is refused beyond that.
+/// The most bytes of an unfinished record, which is refused beyond that.
 pub const RECORD_BYTES_MAX: usize = 20_000;
 
 fn change(bytes: &mut [u8], number: u8) {
@@ -42,7 +43,7 @@ fn change(bytes: &mut [u8], number: u8) {
     }
 }
 
-/// What one side sends, record by record.
+/// The side that sends, record by record.
 #[derive(Default)]
 struct Writer {
     number: u8,
@@ -64,7 +65,8 @@ impl Writer {
     }
 }
 
-/// The kind of the record that `bytes` begin with and its length with its head, if the head is whole.
+/// The kind of the record that `bytes` begin with and its length with its head, if the head is
+/// whole.
 fn head(bytes: &[u8]) -> Option<(u8, usize)> {
     let len = bytes.get(1..HEAD)?;
     Some((bytes[0], HEAD + u32::from_be_bytes(len.try_into().unwrap()) as usize))
@@ -76,11 +78,11 @@ pub struct Toy {
     pub needs_close: bool,
     /// The server speaks first.
     pub greets: bool,
-    /// It says when it rested.
+    /// It reports when it rested.
     pub tells_rests: bool,
-    /// Its facts are made when they are asked for.
+    /// Its facts are made only when a service asks for them.
     pub makes_facts: bool,
-    /// Its handshakes take as much memory as long as their connections.
+    /// Its handshakes occupy this much memory as long as their connections last.
     pub kept_bytes: usize,
 }
 
@@ -106,7 +108,7 @@ struct ToyChannel {
     tells_rests: bool,
     makes_facts: bool,
     kept_bytes: usize,
-    /// How often facts were made.
+    /// The number of times that facts were made.
     made: Cell<u32>,
     has_rested: bool,
     writer: Writer,
@@ -121,7 +123,7 @@ struct ToyChannel {
 }
 
 impl ToyChannel {
-    /// The next whole record of what is kept and `wire`.
+    /// The next whole record of the kept bytes and `wire`.
     fn next(&mut self, wire: &mut LeaseMut) -> Result<Option<(u8, LeaseMut)>, TransportError> {
         if self.kept.is_empty()
             && let Some((kind, whole)) = head(wire).filter(|(_, whole)| *whole <= wire.len())
@@ -255,7 +257,7 @@ impl TransportConn for ToyChannel {
     }
 }
 
-/// What the server said.
+/// A record that the server sent.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Said {
     Data(Vec<u8>),
@@ -287,7 +289,7 @@ impl Peer {
         self.record(DATA, &wire(payload))
     }
 
-    /// What `bytes` say, of which all records are whole.
+    /// The content of `bytes`, of which all records are whole.
     pub fn hear(&mut self, bytes: impl IntoIterator<Item = u8>) -> Vec<Said> {
         self.came.extend(bytes);
         let mut said = Vec::new();
