@@ -94,7 +94,7 @@ fn main() -> Result<(), ringserve::Error> {
     let framing = Lines::default().bytes_max(LINE_BYTES_MAX);
     let server = Server::bind(args.listen).framing(framing).driver(args.driver).shards(args.shards);
     let upstream = Upstream::new("upstream", args.upstream.clone());
-    server.serve(move |shard| Cache::new(&args, &upstream, shard))
+    server.upstream(&upstream).serve(move |shard| Cache::new(&args, &upstream, shard))
 }
 
 #[cfg(test)]

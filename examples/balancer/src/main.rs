@@ -77,6 +77,9 @@ struct Args {
     /// Speak TLS with upstreams, whose certificates have their HOST and are of an authority in this file (PEM).
     #[arg(long, value_name = "FILE")]
     upstream_ca: Option<PathBuf>,
+    /// Address of an admin endpoint, with each upstream on its page and in its metrics, such as 127.0.0.1:9001.
+    #[arg(long, value_name = "ADDR:PORT")]
+    admin: Option<String>,
     /// Shards; by default one for each CPU.
     #[arg(long, value_name = "N")]
     shards: Option<usize>,
@@ -104,7 +107,11 @@ fn server(balancer: &Arc<Balancer>) -> Result<Server<Several>, Box<dyn Error>> {
     let sockets = SocketOptions::default().local_address(args.send_proxy.is_some());
     // One for each client, and for checks.
     let server_limits = ServerLimits::default().connect_timeout(args.connect_timeout).upstreams_max(1 << 20);
-    let server = Server::new().shards(args.shards).server_limits(server_limits);
+    let mut server =
+        Server::new().shards(args.shards).server_limits(server_limits).upstream(&balancer.upstream);
+    if let Some(admin) = &args.admin {
+        server = server.admin(&**admin);
+    }
     let (relays, shown) = (balancer.clone(), balancer.clone());
     let server = server.service(clients.limits(limits).sockets(sockets).name("balancer"), move |shard| {
         let (balancer, relay) = (relays.clone(), relays.upstream.relay(shard));
