@@ -282,8 +282,7 @@ fn idle_figures(text: &str) -> Vec<u64> {
 
 #[test]
 fn idle_connection_has_one_figure() {
-    let of_doctor =
-        fs::read_to_string(root().join("crates/server/src/doctor/capacity.rs")).expect("a source");
+    let of_doctor = fs::read_to_string(root().join("crates/base/src/doctor/capacity.rs")).expect("a source");
     let figure = of_doctor.split("CONNECTION_BYTES: u64 = ").nth(1).and_then(|rest| rest.split(';').next());
     let figure: u64 = figure.and_then(|figure| figure.parse().ok()).expect("a number");
     let measured = fs::read_to_string(root().join("docs/PERFORMANCE.md")).expect("a page");

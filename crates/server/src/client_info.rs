@@ -8,7 +8,7 @@ use ringserve_core::proxy::Tlvs;
 #[cfg(feature = "tls")]
 use ringserve_tls::TlsInfo;
 
-use crate::peer::Peer;
+use ringserve_base::peer::Peer;
 
 /// The connection of a request: its peer, what a proxy said of it, and the facts of its handshake. Each request that a service of
 /// [`http`](crate::http()) or an [`Http`](crate::http::Http) is given has one among its extensions, so a handler of axum or of tower

@@ -5,12 +5,12 @@ use std::fs;
 use std::io;
 use std::time::Duration;
 
+use ringserve_admission::AdmissionError;
+use ringserve_base::memory::UsableMemory;
 use ringserve_core::{Address, LimitError};
 use ringserve_drivers::SetupError;
 use rustix::io::Errno;
 
-use crate::admission::AdmissionError;
-use crate::base::memory::UsableMemory;
 use crate::socket_options::check::SocketOptionError;
 
 /// The reason why a server does not start, or ended by itself. The text names the cause and, where there is one, the fix;

@@ -7,26 +7,20 @@
 pub mod access_log;
 #[cfg(feature = "admin")]
 pub mod admin;
-pub mod admission;
-mod base;
 mod blocking;
 #[cfg(feature = "http")]
 mod client_info;
 #[cfg(feature = "codec")]
 pub mod codec;
-pub mod doctor;
 mod error;
 #[cfg(feature = "admin")]
 mod funnel;
-mod guard;
 #[cfg(feature = "metrics")]
 mod histogram;
-pub mod host;
 #[cfg(feature = "http")]
 pub mod http;
 pub mod inspect;
 mod log;
-mod log_thread;
 #[cfg(feature = "websocket")]
 mod message;
 #[cfg(feature = "metrics")]
@@ -35,7 +29,6 @@ pub mod middleware;
 #[doc(hidden)]
 pub mod off;
 pub mod overload;
-mod peer;
 mod room;
 mod server;
 mod shard;
@@ -67,6 +60,10 @@ mod yields;
 #[cfg(feature = "runtime-tokio-uring")]
 pub use tokio_uring;
 
+#[doc(inline)]
+pub use ringserve_admission as admission;
+pub use ringserve_base::peer::Peer;
+pub use ringserve_base::{doctor, host};
 pub use ringserve_buf::ReplyWriter;
 pub use ringserve_core::{CloseKind, CloseReason, ClosedBy, ConnId, Frame, Limits, SharedPayload};
 pub use ringserve_drivers::SetupError;
@@ -74,7 +71,6 @@ pub use ringserve_drivers::SetupError;
 pub use error::Error;
 #[cfg(feature = "http")]
 pub use http::http;
-pub use peer::Peer;
 pub use server::builder::Server;
 pub use server::driver::Driver;
 pub use server::running::ServerHandle;
@@ -105,10 +101,10 @@ pub mod framing {
 
 /// Endpoints of the services of a server ([`Server::service`](crate::Server::service)).
 pub mod listen {
-    pub use crate::admission::proxy_protocol::ProxyProtocol;
     pub use crate::server::endpoint::{
         Endpoint, Endpoints, IntoEndpoints, adopt, endpoints, systemd, tcp, unix,
     };
+    pub use ringserve_admission::proxy_protocol::ProxyProtocol;
     pub use ringserve_core::proxy::{HeaderError, ProxiedSsl, Tlvs};
 }
 
@@ -194,10 +190,10 @@ pub mod transport {
 
 /// Limits of a server, in addition to those of a service ([`Limits`]), and the memory that it may use.
 pub mod limits {
-    pub use crate::base::memory::{UsableMemory, usable_memory};
     pub use crate::room::{Capacity, Reservation};
     pub use crate::shard::face::reserve::Reserved;
     pub use crate::watch::options::StallOptions;
+    pub use ringserve_base::memory::{UsableMemory, usable_memory};
     pub use ringserve_core::{
         ConnLimits, IdleActivity, LimitError, NoMemoryLeft, ReadRateAction, ServerLimits,
     };
@@ -238,8 +234,8 @@ pub mod time {
 /// Runs a shard, or a whole server, over drivers of the caller. For benchmarks and tests of this workspace, not for users.
 #[doc(hidden)]
 pub mod internals {
-    pub use crate::admission::{Counted, Door};
-    pub use crate::base::clock::age_new_shards;
     pub use crate::server::driven::{Drivers, start_on, start_several_on};
     pub use crate::shard::running::turns::run_on;
+    pub use ringserve_admission::internals::{Counted, Door};
+    pub use ringserve_base::clock::age_new_shards;
 }

@@ -3,15 +3,15 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use ringserve_base::guard::{Panicked, guard};
+use ringserve_base::lines::{LeftOut, LineLimit};
+use ringserve_base::peer::Peer;
 use ringserve_core::internals::CLOSE_REASONS;
 use ringserve_core::{CloseReason, ClosedBy, ConnId, LaneId, Observer, Outlet, Time};
 use ringserve_drivers::guarded;
 use tracing::{debug, error, info, warn};
 
 use crate::access_log;
-use crate::base::lines::{LeftOut, LineLimit};
-use crate::guard::{Panicked, guard};
-use crate::peer::Peer;
 use crate::snapshot::Snapshot;
 use crate::stats::{ServerStats, ServiceNames, StalledWork};
 use crate::telling::{LaneSet, Told};

@@ -99,8 +99,8 @@ use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::{Registry, Unit};
 
 use families::{Families, Labels, label};
+use ringserve_admission::{KeyRatesStats, RefusedBy};
 
-use crate::admission::{KeyRatesStats, RefusedBy};
 use crate::histogram::{Counted, Histogram};
 use crate::server::running::ServerHandle;
 use crate::shard::remote::control::ServerControl;
@@ -208,7 +208,7 @@ fn log_lines_dropped() -> u64 {
     let of_subscriber = crate::subscriber::lines_dropped();
     #[cfg(not(feature = "log"))]
     let of_subscriber = 0;
-    of_subscriber + crate::log_thread::dropped()
+    of_subscriber + ringserve_base::log_thread::dropped()
 }
 
 impl Metrics {

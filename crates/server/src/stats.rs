@@ -14,7 +14,7 @@ pub use ringserve_core::{Account, ConnStats, DriverStats};
 pub use stall::{ShardTimes, Stall, StallCause, StalledWork};
 pub use upstream_figures::{BACKENDS_REPORTED_MAX, BackendFigures, UpstreamFigures, UpstreamSource};
 
-pub use crate::admission::{AdmissionStats, RefusedBy};
+pub use ringserve_admission::{AdmissionStats, RefusedBy};
 
 /// What a shard did since its start, and what it holds.
 #[derive(Clone, Debug, Default)]

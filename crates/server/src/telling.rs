@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use ringserve_admission::internals::network;
 use ringserve_core::LaneId;
 
-use crate::admission::network;
 use crate::traces::Chosen;
 
 /// The program's settings.

@@ -48,10 +48,10 @@ use std::future::poll_fn;
 use std::task::Poll;
 
 use bytes::Bytes;
+use ringserve_base::peer::Peer;
 use ringserve_core::{ConnId, Frame};
 
 use crate::middleware::permits::Permits;
-use crate::peer::Peer;
 use crate::shard::face::cx::Cx;
 use crate::shard::face::service::Service;
 

@@ -6,7 +6,7 @@ use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::base::clock::VirtualTime;
+use ringserve_base::clock::VirtualTime;
 
 /// Events that are kept: those of the end, and some before.
 const KEPT: usize = 4000;

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
+use ringserve_base::peer::Peer;
 use ringserve_core::framing::{FrameError, TypedFraming};
 use ringserve_core::{CloseReason, ConnId, Frame, Limits};
 
 use crate::overload::{Load, Shed};
-use crate::peer::Peer;
 use crate::shard::face::closed::{CloseCx, Failure};
 use crate::shard::face::cx::Cx;
 use crate::shard::face::handle::Shard;
@@ -77,7 +77,7 @@ struct Open {
 
 /// By which the network knows it: behind a proxy that of the proxy.
 fn socket_of(peer: &Peer) -> Option<SocketAddr> {
-    peer.via.or(peer.addr)
+    peer.via().or(peer.addr())
 }
 
 impl Watcher {

@@ -4,13 +4,13 @@ use std::fmt;
 use std::time::Duration;
 
 use hyper::Response;
+use ringserve_admission::{AdmissionControl, AdmissionError, IpList};
 use ringserve_core::Time;
 use ringserve_report::{Admission, AdmissionChange, AdmissionLimits, Rate, TimedNetwork};
 
 use super::answer::{self, Answer};
 use super::routes::{Order, parameters};
 use super::target::Running;
-use crate::admission::{AdmissionControl, AdmissionError, IpList};
 
 /// Networks in a report, which is written each second: `/admission` has all of them.
 pub(super) const NETWORKS_REPORTED: usize = 20;

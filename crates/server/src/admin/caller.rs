@@ -7,7 +7,7 @@ use hyper::body::{Body, Incoming};
 use hyper::{Request, StatusCode};
 use ringserve_drivers::guarded;
 
-use crate::base::lines::info;
+use ringserve_base::lines::info;
 
 /// Characters of an order in the log at most.
 const ORDER_CHARS_MAX: usize = 300;

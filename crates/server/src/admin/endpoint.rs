@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::service::service_fn;
+use ringserve_base::clock::seconds_since_1970;
+use ringserve_base::lines::{error, info};
 use ringserve_core::framing::Raw;
 use ringserve_core::{Address, LimitError, Limits, ServerLimits};
 use ringserve_drivers::guarded;
@@ -17,8 +19,6 @@ use super::guests::Guests;
 use super::kept::KeptOrders;
 use super::places::Place;
 use super::target::Target;
-use crate::base::clock::seconds_since_1970;
-use crate::base::lines::{error, info};
 use crate::error::Error;
 use crate::http::{Http, HttpOptions, HttpVersions};
 use crate::server::builder::Server;

@@ -13,12 +13,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use ringserve_admission::internals::TIME_MAX;
+use ringserve_admission::{IpList, IpListError};
+use ringserve_base::lines::{info, warn};
 use ringserve_drivers::guarded;
 
 use super::admission::{Change, LIMITS, What, control_of};
 use super::target::Running;
-use crate::admission::{IpList, IpListError, TIME_MAX};
-use crate::base::lines::{info, warn};
 
 /// The file of 10 000 networks has half a MiB.
 const FILE_BYTES_MAX: u64 = 16 << 20;

@@ -300,7 +300,7 @@ impl Admin {
     /// The way to set the filter of `ringserve::log`, where that is the log.
     fn log_level_of_subscriber() -> Option<LogLevel> {
         #[cfg(feature = "log")]
-        return crate::log_thread::never_blocks()
+        return ringserve_base::log_thread::never_blocks()
             .then(|| Arc::new(crate::subscriber::set_filter) as LogLevel);
         #[cfg(not(feature = "log"))]
         None

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use hyper::body::Incoming;
 use hyper::header::{ACCEPT, HeaderMap};
 use hyper::{Request, Response, StatusCode};
+use ringserve_base::clock::seconds_since_1970;
+use ringserve_base::lines::{error, info, warn};
 use ringserve_drivers::guarded;
 
 use super::admission::Change;
@@ -18,8 +20,6 @@ use super::kept::KeptOrders;
 use super::program::{AdminRequest, AdminRoute, ProgramPath};
 use super::routes::Order;
 use super::target::Running;
-use crate::base::clock::seconds_since_1970;
-use crate::base::lines::{error, info, warn};
 use crate::metrics::scrape::{Exposition, of_server, scrape};
 
 /// Where an order is that was noted.

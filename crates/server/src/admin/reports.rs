@@ -3,6 +3,8 @@
 use std::process;
 use std::time::Duration;
 
+use ringserve_base::doctor::Certainty;
+use ringserve_base::host::machine::Machine;
 use ringserve_report::{
     AcceptQueue, BackendReport, Close, Connection, Finding, Overload, Phase, Quantiles, Rates, Report,
     ServerFacts, ServiceReport, Severity, ShardReport, Stage, State, Times, UpstreamReport,
@@ -12,10 +14,8 @@ use super::admission::{NETWORKS_REPORTED, admission};
 use super::history::Sample;
 use super::sources::{Reading, connection, stall};
 use super::target::Running;
-use crate::doctor::Certainty;
 use crate::funnel::funnel;
 use crate::histogram::Counted;
-use crate::host::machine::Machine;
 use crate::inspect::Inspection;
 use crate::snapshot::Snapshot;
 use crate::stats::{BackendFigures, ConnStats, UpstreamFigures};

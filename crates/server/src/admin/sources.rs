@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
+use ringserve_base::doctor::{Severity, Workload};
+use ringserve_base::host::read_of;
 use ringserve_core::{CloseReason, Limits, Time};
 use ringserve_report as report;
 
 use super::history::Sample;
 use super::routes::name_of;
 use super::target::Running;
-use crate::doctor::{Severity, Workload};
 use crate::funnel::{
     ClosedFigures, Figures, MachineFigures, OutboxFigures, QueueFigures, ShardFigures, StallFigures,
     WaitingFigures,
 };
-use crate::host::read_of;
 use crate::inspect::{ConnInfo, ConnState, Inspection};
 use crate::stats::{AcceptQueueStats, ServerStats, Stall};
 use crate::watch::state::State;
@@ -221,6 +221,7 @@ pub(super) fn findings(running: &Running, expected: &Workload) -> Vec<report::Fi
             Severity::NotChecked => report::Severity::NotChecked,
             Severity::Warn => report::Severity::Warn,
             Severity::Error => report::Severity::Error,
+            _ => report::Severity::Unknown,
         },
         what: found.what,
         value: found.value,

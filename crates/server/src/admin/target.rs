@@ -2,9 +2,10 @@
 
 use std::sync::OnceLock;
 
+use ringserve_base::host::machine::Machine;
+use ringserve_base::host::read_of;
+
 use crate::funnel::MachineFigures;
-use crate::host::machine::Machine;
-use crate::host::read_of;
 use crate::server::running::Facts;
 use crate::shard::remote::control::ServerControl;
 

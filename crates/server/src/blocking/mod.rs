@@ -16,7 +16,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use crate::guard::{discard, guard, wake};
+use ringserve_base::guard::{discard, guard, wake};
+
 use crate::stats::BlockingStats;
 
 /// Hands a function to a pool. The function resolves `name`, if there is one.

@@ -8,13 +8,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use ringserve_base::clock::Deadline;
+use ringserve_base::cpu;
+use ringserve_base::lines::warn;
 use ringserve_core::ServerLimits;
 use ringserve_drivers::guarded;
 
 use super::{BlockingError, Pool, Work};
-use crate::base::clock::Deadline;
-use crate::base::cpu;
-use crate::base::lines::warn;
 use crate::stats::BlockingStats;
 
 /// How long an idle thread waits before it ends: as in tokio's pool, and long compared with the cost of a new thread.

@@ -1,6 +1,6 @@
 //! What the funnel is made from: figures of one moment, as plain numbers.
 
-use crate::host::MachineStats;
+use ringserve_base::host::MachineStats;
 use std::time::Duration;
 
 use crate::stats::StallCause;

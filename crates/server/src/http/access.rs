@@ -26,10 +26,10 @@ use std::rc::Rc;
 use hyper::body::{Body, Frame};
 use hyper::header::{CONTENT_LENGTH, HeaderMap};
 use hyper::{Method, Request, Response, StatusCode, Version};
+use ringserve_base::lines::info;
 use ringserve_core::{ConnId, Time};
 
 use super::watch::Watch;
-use crate::base::lines::info;
 use crate::client_info::ClientInfo;
 use crate::shard::face::handle::Shard;
 

@@ -13,6 +13,7 @@ use hyper::body::{Body, Incoming};
 use hyper::server::conn::{http1, http2};
 use hyper::service::Service;
 use hyper::{Request, Response};
+use ringserve_base::lines::debug;
 use ringserve_core::framing::FrameError;
 use ringserve_core::{CloseReason, LimitError, Time};
 
@@ -22,7 +23,6 @@ use super::options::{HttpOptions, HttpVersions};
 use super::runtime::{ShardTimer, ShardTimerSleep};
 use super::watch::{Bounds, Excess, Next, Watch};
 use super::watched::{Serving, StreamExecutor, Watched};
-use crate::base::lines::debug;
 use crate::shard::face::handle::Shard;
 use crate::stream::byte_stream::Stream;
 use crate::stream::hyper_io::Fate;

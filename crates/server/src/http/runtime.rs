@@ -22,10 +22,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use hyper::rt::{Executor, Sleep, Timer};
+use ringserve_base::clock::Clock;
+use ringserve_base::guard::{discard, wake};
 use ringserve_core::Time;
 
-use crate::base::clock::Clock;
-use crate::guard::{discard, wake};
 use crate::shard::face::handle::Shard;
 use crate::shard::wakes::timers::Alarms;
 

@@ -27,8 +27,8 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
 use hyper::{Request, Response, StatusCode};
+use ringserve_base::guard::wake;
 
-use crate::guard::wake;
 use crate::stream::byte_stream::Stream;
 
 /// Bytes that one direction holds at most beside the connection's own buffers. Arbitrary: a few receive buffers.

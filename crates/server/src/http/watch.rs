@@ -519,7 +519,7 @@ impl Watch {
             }
             if let Some(waker) = request.waker.take() {
                 // A task of the shard's: this only notes that it is to be polled.
-                _ = crate::guard::wake(waker);
+                _ = ringserve_base::guard::wake(waker);
             }
         }
         if !requests.is_empty() || !http2 {
@@ -582,7 +582,7 @@ impl Watching {
         (self.age, self.answering, self.held, self.sent) = Default::default();
         (self.rate, self.excess, self.memory_ticks) = Default::default();
         if self.waker.get_mut().is_some() {
-            crate::guard::discard(self.waker.take());
+            ringserve_base::guard::discard(self.waker.take());
         }
         if self.memory.get_mut().is_some() {
             self.memory.set(None);
@@ -641,7 +641,7 @@ impl Watching {
     pub(super) fn reset(&self) {
         self.excess.set(Some(Excess::ResponseBody));
         if let Some(waker) = self.waker.take() {
-            _ = crate::guard::wake(waker);
+            _ = ringserve_base::guard::wake(waker);
         }
     }
 

@@ -12,7 +12,7 @@ use ringserve_websocket::{WebSocketOptions, in_http};
 use super::socket::{Parts, Shared, Socket, Times};
 use super::upgrade::find;
 
-use crate::base::lines::debug;
+use ringserve_base::lines::debug;
 
 /// Silence of a client after which it is pinged.
 const PING_INTERVAL: Duration = Duration::from_secs(30);

@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
+use ringserve_base::clock::Deadline;
+use ringserve_base::guard::{discard, wake};
+
 use super::query::{ConnInfo, Inspection, InspectionSums, Query};
-use crate::base::clock::Deadline;
-use crate::guard::{discard, wake};
 
 /// An inspection under way: see [`ServerControl::inspecting`](crate::ServerControl::inspecting). Shards that have not answered
 /// when it is dropped look no further.

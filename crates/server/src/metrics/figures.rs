@@ -18,7 +18,7 @@ use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::Registry;
 use ringserve_drivers::guarded;
 
-use crate::base::lines::error;
+use ringserve_base::lines::error;
 
 /// Series of a name by default: a label that peers choose the value of must not fill the memory.
 const SERIES_MAX: usize = 1000;

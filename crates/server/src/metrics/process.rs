@@ -6,10 +6,10 @@ use std::sync::OnceLock;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Unit;
+use ringserve_base::host::machine::Machine;
+use ringserve_base::host::{open_descriptors, soft_limit};
 
 use super::families::Families;
-use crate::host::machine::Machine;
-use crate::host::{open_descriptors, soft_limit};
 
 /// Ticks of a second in `/proc`: the kernel's constant for programs (`USER_HZ`) on each processor that Linux is built for here.
 const TICKS_PER_SECOND: f64 = 100.0;

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text;
 use prometheus_client::registry::Registry;
+use ringserve_base::guard::guard;
+use ringserve_base::lines::{error, info};
 use ringserve_drivers::guarded;
 
 use super::Metrics;
 use super::families::Families;
 use super::figures::line_names;
-use crate::base::lines::{error, info};
-use crate::guard::guard;
 use crate::shard::remote::control::ServerControl;
 
 /// Bytes of the metrics of the program at most, all collectors together.

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use ringserve_base::lines::{LineLimit, debug, trace, warn};
 use ringserve_core::{Frame, Time};
 use tracing::{Level, enabled};
 
 use super::observe::{CallEnd, CallObserver};
-use crate::base::lines::{LineLimit, debug, trace, warn};
 use crate::shard::face::cx::Cx;
 use crate::shard::face::service::Service;
 use crate::stats::CallStats;

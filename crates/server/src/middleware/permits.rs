@@ -15,10 +15,10 @@ use std::future::poll_fn;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use ringserve_base::guard::{discard, wake};
 use ringserve_core::{Frame, Time};
 
 use super::sojourn::Sojourn;
-use crate::guard::{discard, wake};
 use crate::overload::{Load, Shed};
 use crate::shard::face::cx::Cx;
 use crate::shard::face::handle::Shard;
@@ -359,8 +359,9 @@ impl Drop for Permit<'_> {
 
 #[cfg(test)]
 mod tests {
+    use ringserve_base::guard::wakers::Woken;
+
     use super::*;
-    use crate::guard::tests::Woken;
     use std::sync::Arc;
 
     fn poll<'a>(acquire: &mut Acquire<'a, '_>, woken: &Arc<Woken>) -> Option<Permit<'a>> {

@@ -4,9 +4,9 @@ use std::fmt;
 use std::hash::Hash;
 use std::time::Duration;
 
+use ringserve_admission::{KeyRates, RetryAfter};
 use ringserve_core::Frame;
 
-use crate::admission::{KeyRates, RetryAfter};
 use crate::overload::{Load, Shed};
 use crate::shard::face::closed::Failure;
 use crate::shard::face::cx::Cx;

@@ -7,6 +7,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ringserve_admission::Admission;
+use ringserve_admission::proxy_protocol::ProxyProtocol;
+use ringserve_base::doctor::{self, Finding, Workload};
+use ringserve_base::peer::Peer;
 use ringserve_core::framing::{Raw, TypedFraming};
 use ringserve_core::{Limits, ServerLimits, Transport};
 
@@ -20,12 +24,8 @@ use super::running::ServerHandle;
 use super::runtime::Runtime;
 use super::serves::One;
 use super::start::{Prepared, StartHooks};
-use crate::admission::Admission;
-use crate::admission::proxy_protocol::ProxyProtocol;
-use crate::doctor::{self, Finding, Workload};
 use crate::error::Error;
 use crate::overload::Overload;
-use crate::peer::Peer;
 use crate::shard::face::handle::Shard;
 use crate::shard::face::service::IntoService;
 use crate::shard::remote::control::ServerControl;
@@ -464,9 +464,9 @@ impl<F> Server<F> {
     ///
     /// ```
     /// # use ringserve::Server;
-    /// use ringserve::doctor::{Expected, Severity};
+    /// use ringserve::doctor::{Severity, Workload};
     ///
-    /// let expected = Expected::default().connections(1000).accepts_per_second(500);
+    /// let expected = Workload::default().connections(1000).accepts_per_second(500);
     /// let findings = Server::bind("127.0.0.1:7000").doctor_for(&expected);
     /// let is_ready = findings.iter().all(|finding| finding.severity < Severity::Error);
     /// # let _ = is_ready;

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ringserve_admission::{AdmissionControl, AdmissionStats, KeyRatesStats};
+use ringserve_base::clock::Deadline;
+use ringserve_base::doctor::{Finding, Lived, Workload};
 use ringserve_core::Address;
 
-use crate::admission::{AdmissionControl, AdmissionStats, KeyRatesStats};
-use crate::base::clock::Deadline;
-use crate::doctor::{Finding, Lived, Workload};
 use crate::overload::{Load, ShardLoad};
 use crate::shard::remote::control::ServerControl;
 use crate::shard::wakes::inbox::{Command, RemoteShard};
@@ -40,14 +40,7 @@ impl ServerControl {
     /// What the limits on addresses hold ([`Admission`](crate::admission::Admission)). It takes the 64 locks of each table, one
     /// after the other.
     pub fn admission_stats(&self) -> AdmissionStats {
-        let mut sum = AdmissionStats::default();
-        for of in self.limiters().each().map(|limiter| limiter.stats()) {
-            let AdmissionStats { prefixes, connections, sketched } = &mut sum;
-            *prefixes += of.prefixes;
-            *connections += of.connections;
-            *sketched += of.sketched;
-        }
-        sum
+        self.limiters().stats()
     }
 
     /// What the [rates by key](crate::admission::KeyRates) hold of which a shard was asked, by their

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use ringserve_base::clock::Clock;
 use ringserve_core::framing::TypedFraming;
 use ringserve_core::{Address, Driver, ServerLimits};
 use ringserve_drivers::UringConfig;
@@ -22,7 +23,6 @@ use super::runtime::Runtime;
 use super::serves::{Kept, Serves};
 use super::several::Several;
 use super::start::Prepared;
-use crate::base::clock::Clock;
 use crate::blocking::Pool;
 use crate::blocking::threads::Threads;
 use crate::error::Error;

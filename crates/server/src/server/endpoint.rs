@@ -6,6 +6,9 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use ringserve_admission::Admission;
+use ringserve_admission::proxy_protocol::ProxyProtocol;
+use ringserve_base::peer::Peer;
 use ringserve_core::framing::{Raw, TypedFraming};
 use ringserve_core::{Limits, Transport};
 use ringserve_drivers::take_activated;
@@ -13,9 +16,6 @@ use ringserve_drivers::take_activated;
 use super::config::given::ServiceConfig;
 use super::listen::addr::Binds;
 use super::listen::transport::MakeTransport;
-use crate::admission::Admission;
-use crate::admission::proxy_protocol::ProxyProtocol;
-use crate::peer::Peer;
 use crate::socket_options::options::SocketOptions;
 
 /// A TCP address, on every address that it resolves to. Port 0 finds a free port. An address that cannot be resolved is an
@@ -105,6 +105,30 @@ pub struct Endpoint(pub(crate) Binds);
 
 impl Endpoint {
     /// Expects a header of the PROXY protocol at the begin of each connection, which names the client.
+    ///
+    /// ```no_run
+    /// use ringserve::listen::{ProxyProtocol, endpoints, tcp};
+    /// use ringserve::{Cx, Frame, Server, Service, framing::Lines};
+    /// # struct Echo;
+    /// # impl Service for Echo {
+    /// #     type Session = ();
+    /// #     type Error = std::convert::Infallible;
+    /// #     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Self::Error> {
+    /// #         cx.reply(frame);
+    /// #         Ok(())
+    /// #     }
+    /// # }
+    ///
+    /// # fn main() -> Result<(), ringserve::Error> {
+    /// let balancers = ProxyProtocol::from(["10.0.0.0/8", "fd00::/8"]);
+    /// Server::new()
+    ///     .service(
+    ///         endpoints((tcp("0.0.0.0:7000").proxy_protocol(balancers), tcp("127.0.0.1:7001"))).framing(Lines::default()),
+    ///         |_shard| Echo,
+    ///     )
+    ///     .serve()
+    /// # }
+    /// ```
     pub fn proxy_protocol(self, protocol: ProxyProtocol) -> Endpoint {
         Endpoint(self.0.proxy_protocol(protocol))
     }

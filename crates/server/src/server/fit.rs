@@ -3,14 +3,14 @@
 use std::time::Duration;
 use std::{io, thread};
 
+use ringserve_base::clock::Deadline;
+use ringserve_base::host::machine::Machine;
+use ringserve_base::lines::{info, warn};
+use ringserve_base::log_thread::hand_over;
+use ringserve_base::memory::{UsableMemory, available_memory, is_in_group, own_memory};
 use ringserve_core::{Limits, ServerLimits};
 
-use crate::base::clock::Deadline;
-use crate::base::lines::{info, warn};
-use crate::base::memory::{UsableMemory, available_memory, is_in_group, own_memory};
 use crate::error::Error;
-use crate::host::machine::Machine;
-use crate::log_thread::hand_over;
 use crate::shard::remote::control::ServerControl;
 
 /// How often a control group's limit is looked at.

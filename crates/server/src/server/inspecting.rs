@@ -1,8 +1,8 @@
 //! Asking the shards for their connections.
 
+use ringserve_base::clock::Deadline;
 use ringserve_core::ConnId;
 
-use crate::base::clock::Deadline;
 use crate::inspect::{Inspecting, Inspection, Query, Walk};
 use crate::shard::remote::control::ServerControl;
 use crate::shard::wakes::inbox::{Letter, this_shard};

@@ -6,16 +6,16 @@ use std::net::SocketAddr;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use ringserve_base::clock::Deadline;
+use ringserve_base::guard::message_of;
+use ringserve_base::log_thread::hand_over;
 use ringserve_core::Address;
 #[cfg(feature = "admin")]
 use ringserve_core::Limits;
 
 use super::listen::sockets::Listening;
 use super::serves::Kept;
-use crate::base::clock::Deadline;
 use crate::error::Error;
-use crate::guard::message_of;
-use crate::log_thread::hand_over;
 use crate::shard::remote::control::ServerControl;
 use crate::shard::remote::ending::ABORTS;
 use crate::socket_options::apply::SocketOptionWarning;

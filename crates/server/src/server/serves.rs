@@ -7,11 +7,11 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 
+use ringserve_base::guard::{Panicked, guard};
 use ringserve_core::framing::{AsFramingState, Encoding, TypedFraming};
 use ringserve_core::{LimitError, Limits};
 
 use crate::error::Error;
-use crate::guard::{Panicked, guard};
 use crate::shard::calls::running_calls::calls;
 use crate::shard::calls::service_lane::ServiceLane;
 use crate::shard::face::handle::Shard;

@@ -18,17 +18,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use ringserve_base::clock::Deadline;
+#[cfg(feature = "tls")]
+use ringserve_base::guard::guard;
+use ringserve_base::lines::{error, info, warn};
+use ringserve_base::log_thread::{hand_over, write_at_the_end};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 use signal_hook::low_level;
 
 use super::running::ServerHandle;
-use crate::base::clock::Deadline;
-use crate::base::lines::{error, info, warn};
 use crate::error::Error;
-#[cfg(feature = "tls")]
-use crate::guard::guard;
-use crate::log_thread::{hand_over, write_at_the_end};
 use crate::shard::remote::control::ServerControl;
 use crate::shard::remote::ending::Ending;
 use crate::shard::running::starting::Interrupter;

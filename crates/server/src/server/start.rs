@@ -8,6 +8,11 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::thread;
 
+use ringserve_admission::internals::{KernelFilters, watch};
+use ringserve_base::clock::Clock;
+use ringserve_base::cpu::cpus_to_pin;
+use ringserve_base::doctor::Record;
+use ringserve_base::log_thread::write_at_the_end;
 use ringserve_drivers::Listener;
 
 use super::config::checked::{CheckLimits, CheckedConfig};
@@ -25,14 +30,9 @@ use super::running::{Beside, Facts};
 use super::serves::{Kept, Serves};
 use super::signals::{StopSignals, end_process};
 use super::until::serve_until;
-use crate::admission::{KernelFilters, watch};
-use crate::base::clock::Clock;
-use crate::base::cpu::cpus_to_pin;
 use crate::blocking::threads::Threads;
-use crate::doctor::Record;
 use crate::error::Error;
 use crate::log;
-use crate::log_thread::write_at_the_end;
 use crate::shard::remote::control::ServerControl;
 use crate::shard::running::starting::{Starting, Until};
 use crate::stats::ServerStats;

@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Wake, Waker};
 use std::thread::{self, Thread};
 
+use ringserve_base::guard::message_of;
+
 use super::running::ServerHandle;
 use crate::error::Error;
-use crate::guard::message_of;
 use crate::shard::remote::control::ServerControl;
 use crate::stats::ServerStats;
 

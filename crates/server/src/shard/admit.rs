@@ -9,11 +9,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ringserve_admission::internals::{ChargeGuard, ShardAdmission};
+use ringserve_base::guard::guard;
+use ringserve_base::peer::Peer;
 use ringserve_core::{CloseReason, ConnId, RefusedBy, Socket, Time};
 
-use crate::admission::{ChargeGuard, ShardAdmission};
-use crate::guard::guard;
-use crate::peer::Peer;
 use crate::shard::Core;
 use crate::shard::state::shard_loop::{Admit, Common};
 use crate::stats::StalledWork;
@@ -86,7 +86,7 @@ impl Newcomer<'_> {
     fn refused(&self, by: RefusedBy) -> Verdict {
         let Common { admission, shard, names, now, .. } = &*self.common;
         let Some(admission) = admission else { return Verdict::Reject(by, None) };
-        admission.report(shard.index(), names.at(self.peer.listener), self.peer, by, *now);
+        admission.report(shard.index(), names.at(self.peer.listener_id()), self.peer, by, *now);
         Verdict::Reject(by, admission.words_for(self.peer.listener(), by))
     }
 }
@@ -113,11 +113,11 @@ pub(crate) fn accepted(
     let newcomer = Newcomer { common, core, peer, admit: entrance.admit, message: None, charge: None };
     match newcomer.ask(&ON_ACCEPT) {
         (Verdict::Go, charge) => {
-            let id = (entrance.insert)(core, socket, peer.addr, peer.listener)?;
+            let id = (entrance.insert)(core, socket, peer.addr(), peer.listener_id())?;
             return begins(common, core, id, peer, charge, entrance.keeps_accounts).then_some(id);
         }
         (Verdict::Reject(by, message), _) => reject(common, core, socket, peer, (by, message)),
-        (Verdict::Wait(until), _) => core.postpone(socket, peer.addr, peer.listener, until),
+        (Verdict::Wait(until), _) => core.postpone(socket, peer.addr(), peer.listener_id(), until),
     }
     None
 }
@@ -177,7 +177,7 @@ fn check_client_limits(newcomer: &mut Newcomer<'_>) -> Verdict {
 /// The hook of the program.
 fn ask_program(newcomer: &mut Newcomer<'_>) -> Verdict {
     let Newcomer { common, peer, admit: Some(admit), .. } = newcomer else { return Verdict::Go };
-    common.meter.snapshot.work.on_peer(StalledWork::Admit, peer.addr.into());
+    common.meter.snapshot.work.on_peer(StalledWork::Admit, peer.addr().into());
     match guard(|| admit(peer)) {
         Ok(true) => return Verdict::Go,
         Ok(false) => {}
@@ -208,17 +208,17 @@ fn begins(
         return false;
     }
     let Some(head) = core.shared(id) else { return false };
-    head.set_asked(peer.asked);
-    let keeps_account = keeps_accounts || common.accounted.has(core.lane_of_listener(peer.listener));
+    head.set_asked(peer.asked());
+    let keeps_account = keeps_accounts || common.accounted.has(core.lane_of_listener(peer.listener_id()));
     if keeps_account && !head.open_account(common.now) {
         core.abort(id, CloseReason::MemoryLimit);
         return false;
     }
-    match common.proxies.at(peer.listener) {
+    match common.proxies.at(peer.listener_id()) {
         None => return true,
-        Some(trust) if trust.includes(peer.addr) => core.await_header(id),
+        Some(trust) if trust.includes(peer.addr()) => core.await_header(id),
         // It was reset before it could be asked for its address, as some health checks are.
-        Some(_) if peer.addr.is_none() => core.abort(id, CloseReason::PeerReset),
+        Some(_) if peer.addr().is_none() => core.abort(id, CloseReason::PeerReset),
         Some(_) => {
             common.report_untrusted(peer);
             core.abort(id, CloseReason::ProxyUntrusted);
@@ -247,9 +247,9 @@ fn reject(
 ) {
     match message {
         Some(message) if takes_message(common, core) => {
-            core.refuse_with(socket, peer.addr, peer.listener, by, &message);
+            core.refuse_with(socket, peer.addr(), peer.listener_id(), by, &message);
         }
-        _ => core.refuse(socket, peer.listener, by),
+        _ => core.refuse(socket, peer.listener_id(), by),
     }
 }
 

@@ -7,14 +7,14 @@ use std::fs;
 use std::io;
 use std::time::Duration;
 
+use ringserve_base::doctor;
+use ringserve_base::host::machine::Machine;
 use ringserve_core::Address;
 use ringserve_drivers::TcpOption;
 use socket2::{Socket, TcpKeepalive};
 
 use super::check::SocketOptionError;
 use super::options::{KeepAlive, SocketOptions};
-use crate::doctor;
-use crate::host::machine::Machine;
 
 /// A socket option without the effect it was set for. Its text has the cause and, where there is one, the fix, such as
 /// `send_buffer_bytes 8388608 was cut to 4194304 by net.core.wmem_max; raise that to have more`.

@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 
 #[cfg(any(feature = "http", feature = "tokio"))]
 use bytes::{BufMut, Bytes};
+use ringserve_base::peer::Peer;
 use ringserve_buf::ReplyWriter;
 use ringserve_core::framing::WriteResult;
 #[cfg(any(feature = "http", feature = "tokio"))]
@@ -16,7 +17,6 @@ use ringserve_core::proxy::Tlvs;
 use ringserve_core::{ConnId, ConnShared, Frame, Payload, facts_as};
 
 use crate::overload::Load;
-use crate::peer::Peer;
 use crate::shard::face::conn_handle::StreamHandle;
 use crate::shard::face::handle::Shard;
 use crate::shard::tasks::draining::Draining;

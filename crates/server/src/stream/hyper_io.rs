@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::rt::{Read, ReadBufCursor, Write};
+use ringserve_base::peer::Peer;
 #[cfg(feature = "tls")]
 use ringserve_core::facts_as;
 use ringserve_core::{CloseReason, ConnShared, Reservation};
@@ -16,7 +17,6 @@ use ringserve_tls::TlsInfo;
 
 use super::byte_stream::Stream;
 use crate::client_info::ClientInfo;
-use crate::peer::Peer;
 use crate::shard::tasks::session::Session;
 
 impl Read for Stream {

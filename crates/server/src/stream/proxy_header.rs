@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use ringserve_core::Address;
 use ringserve_core::proxy::{CommandV2, Ends, write_v1, write_v2};
 
-use crate::peer::Peer;
+use ringserve_base::peer::Peer;
 
 /// The header of the PROXY protocol at the begin of a connection to an upstream, for
 /// [`Connecting::proxy_header`](crate::net::Connecting::proxy_header): it names the client to the upstream.
@@ -108,7 +108,7 @@ mod tests {
         let mut client = Peer::new(Some(([192, 0, 2, 1], 7).into()), 0);
         let line = |client: &Peer| String::from_utf8(ProxyHeader::v1(client).encode(&listeners)).unwrap();
         assert_eq!(line(&client), "PROXY TCP4 192.0.2.1 0.0.0.0 7 443\r\n");
-        client.asked.local = Some(([198, 51, 100, 7], 443).into());
+        client.asked_mut().local = Some(([198, 51, 100, 7], 443).into());
         assert_eq!(line(&client), "PROXY TCP4 192.0.2.1 198.51.100.7 7 443\r\n");
         assert_eq!(line(&Peer::new(None, 1)), "PROXY UNKNOWN\r\n");
     }

@@ -6,13 +6,13 @@ use std::fmt;
 use std::future::{Future, poll_fn, ready};
 use std::rc::Rc;
 
+use ringserve_base::lines::LineLimit;
+use ringserve_base::lines::info;
+use ringserve_base::peer::Peer;
 use ringserve_core::framing::Raw;
 use ringserve_core::{ConnHead, Frame, Limits};
 
 use super::byte_stream::Stream;
-use crate::base::lines::LineLimit;
-use crate::base::lines::info;
-use crate::peer::Peer;
 use crate::shard::face::closed::CloseCx;
 use crate::shard::face::cx::Cx;
 use crate::shard::face::handle::Shard;

@@ -51,6 +51,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use json::Json;
+use ringserve_base::clock::Deadline;
+use ringserve_base::log_thread::set_never_blocks;
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Metadata, Subscriber, warn};
 use tracing_subscriber::fmt::format::{Format, Full, Writer};
@@ -60,9 +62,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{EnvFilter, Registry, reload};
 use writer::{Output, Shared};
 
-use crate::base::clock::Deadline;
 use crate::error::Error;
-use crate::log_thread::set_never_blocks;
 
 /// Lines that wait at most: 8192 take 4 MiB, and a server under attack writes some hundred a second.
 const LINES_MAX: usize = 8192;

@@ -10,12 +10,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use ringserve_base::clock::Deadline;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tracing::warn;
 
 use super::queue::Queue;
-use crate::base::clock::Deadline;
 
 /// An output that takes nothing, as a disk without room, is tried again after this time.
 const AGAIN: Duration = Duration::from_secs(1);

@@ -6,10 +6,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use ringserve_base::clock::VirtualTime;
 use ringserve_core::ServerLimits;
 use ringserve_simkernel::rng::Rng;
 
-use crate::base::clock::VirtualTime;
 use crate::blocking::{BlockingError, Pool, Work};
 use crate::stats::BlockingStats;
 

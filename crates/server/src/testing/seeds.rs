@@ -6,14 +6,14 @@ use std::rc::Rc;
 use std::thread;
 use std::time::Duration;
 
+use ringserve_base::clock::VirtualTime;
+use ringserve_base::guard::message_of;
 use ringserve_simkernel::rng::Rng;
 use ringserve_simkernel::{Adversary, FaultCounts, Faults, HostileEvent};
 
 use super::panics;
 use super::sim::Sim;
 use super::world::{SeedFailed, Settings, World};
-use crate::base::clock::VirtualTime;
-use crate::guard::message_of;
 use crate::trace::{Keeps, Trace};
 
 /// The environment variable that runs one seed again, with its trace.

@@ -6,12 +6,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
+use ringserve_base::clock::Clock;
 use ringserve_core::framing::{Encoding, TypedFraming};
 use ringserve_core::{LimitError, Limits, PeerCredentials, ServerLimits};
 
 use super::client::{ClientResult, Net};
 use super::world::{Ran, World};
-use crate::base::clock::Clock;
 use crate::error::Error;
 use crate::overload::Load;
 use crate::server::builder::Server;

@@ -8,6 +8,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use ringserve_base::clock::VirtualTime;
+use ringserve_base::guard::message_of;
 use ringserve_buf::Lease;
 use ringserve_core::framing::{Cut, EncodeError, FrameError, Payload, TypedFraming};
 use ringserve_core::{CloseReason, Frame, Limits, Outbox};
@@ -16,8 +18,6 @@ use ringserve_simkernel::{Adversary, Faults, Socket};
 use super::panics;
 use super::sim::Sim;
 use super::world::{Ran, SeedFailed, Settings, World};
-use crate::base::clock::VirtualTime;
-use crate::guard::message_of;
 use crate::overload::{Load, Shed};
 use crate::server::builder::Server;
 use crate::shard::face::closed::{CloseCx, Failure};

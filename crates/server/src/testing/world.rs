@@ -17,6 +17,8 @@ use std::task::{Context, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
+use ringserve_base::clock::VirtualTime;
+use ringserve_base::guard::message_of;
 use ringserve_core::ServerLimits;
 use ringserve_simkernel::rng::Rng;
 use ringserve_simkernel::{Adversary, Fault, Faults, Network};
@@ -24,9 +26,7 @@ use ringserve_simkernel::{Adversary, Fault, Faults, Network};
 use super::blocking::{Names, SimPool};
 use super::panics;
 use super::tasks::{Code, Task, TaskWaker, WaitsFor, Woken};
-use crate::base::clock::VirtualTime;
 use crate::blocking::Pool;
-use crate::guard::message_of;
 use crate::server::running::ShardDeath;
 use crate::server::stepped::SteppedServer;
 use crate::shard::running::starting::StartState;

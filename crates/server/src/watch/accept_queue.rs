@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
+use ringserve_base::host::{machine::Machine, queue_overflows};
 use ringserve_drivers::{Listener, ListenerGauge, QueueReading};
 
-use crate::host::{machine::Machine, queue_overflows};
 use crate::stats::AcceptQueueStats;
 
 /// The gauges of all TCP listeners of a server.

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use ringserve_base::thread_times::ThreadTimes;
 use ringserve_core::Time;
 
 use super::alarm::Alarm;
 use super::loads::LoadBoard;
 use super::times::Times;
-use crate::base::thread_times::ThreadTimes;
 use crate::stats::{ShardTimes, Stall, StallCause};
 
 /// Stalls that are kept, beside those that last: one of each shard of a large machine.

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use ringserve_base::thread_times::ThreadTimes;
 use ringserve_core::Time;
 
-use crate::base::thread_times::ThreadTimes;
 use crate::stats::ShardTimes;
 
 /// What is kept is this much apart at least.

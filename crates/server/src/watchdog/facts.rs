@@ -10,7 +10,8 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use crate::base::thread_times::ThreadTimes;
+use ringserve_base::thread_times::ThreadTimes;
+
 use crate::stats::StallCause;
 
 /// Longer than any of these files, but for `stat` with a long name: of that the beginning is enough.

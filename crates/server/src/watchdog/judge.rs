@@ -212,10 +212,10 @@ impl Judge {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use ringserve_base::thread_times::ThreadTimes;
 
     use super::super::facts::Sleeps;
     use super::*;
-    use crate::base::thread_times::ThreadTimes;
 
     const OVER: Duration = Duration::from_millis(25);
 

@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use ringserve_base::lines::{info, warn};
+use ringserve_base::thread_times::ThreadTimes;
 use ringserve_core::{Shard, Time};
 use ringserve_drivers::guarded;
 
 use super::lines::Lines;
-use crate::base::lines::{info, warn};
-use crate::base::thread_times::ThreadTimes;
 use crate::overload::stages::{Change, Excuse, Signals, Stages, TABLE_FULL};
 use crate::overload::{Load, Overload};
 use crate::shard::remote::control::ServerControl;

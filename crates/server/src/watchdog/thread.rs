@@ -4,6 +4,9 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use ringserve_base::cpu::{this_thread, time_of};
+use ringserve_base::lines::{info, warn};
+use ringserve_base::log_thread::hand_over;
 use ringserve_core::Time;
 use ringserve_drivers::guarded;
 
@@ -11,9 +14,6 @@ use super::facts::{ThreadFacts, ThreadFiles};
 use super::judge::{Judge, Seen, Stage, Verdict};
 use super::lines::{END_TOLD_FROM, Lines};
 use super::loads::Loads;
-use crate::base::cpu::{this_thread, time_of};
-use crate::base::lines::{info, warn};
-use crate::log_thread::hand_over;
 use crate::overload::Overload;
 use crate::shard::remote::control::ServerControl;
 use crate::shard::wakes::inbox::RemoteShard;

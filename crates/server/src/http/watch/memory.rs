@@ -191,7 +191,7 @@ impl Watching {
         if self.held_back.take()
             && let Some(waker) = self.waker.take()
         {
-            _ = crate::guard::wake(waker);
+            _ = ringserve_base::guard::wake(waker);
         }
     }
 }

@@ -5,13 +5,14 @@ use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ringserve_admission::Admission;
+use ringserve_admission::internals::{Limiter, Limiters, RESERVED, ServerRate};
+use ringserve_base::doctor::{Rings, Setup};
+use ringserve_base::random::Random;
 use ringserve_core::{LimitError, Limits, ServerLimits};
 
 use super::super::listen::addr::{self, Bind};
 use super::given::{ServerConfig, ServiceConfig, ServiceKind};
-use crate::admission::{Admission, Limiter, Limiters, RESERVED, ServerRate};
-use crate::base::random::Random;
-use crate::doctor::{Rings, Setup};
 use crate::error::Error;
 use crate::shard::state::many::SERVICES_MAX;
 use crate::socket_options::options::SocketOptions;

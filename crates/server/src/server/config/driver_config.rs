@@ -2,6 +2,7 @@
 
 use std::env;
 
+use ringserve_base::doctor::Rings;
 use ringserve_buf::PoolConfig;
 use ringserve_core::{Address, ConnId};
 use ringserve_drivers::{
@@ -12,7 +13,6 @@ use socket2::SockRef;
 
 use super::super::driver::{Driver, VARIABLE};
 use super::checked::CheckedConfig;
-use crate::doctor::Rings;
 use crate::error::Error;
 
 /// How each shard makes its driver, and for how many connections.

@@ -7,6 +7,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use ringserve_admission::Admission;
+use ringserve_base::cpu::cpus_to_pin;
+use ringserve_base::doctor::{Rings, Setup};
 #[cfg(feature = "websocket")]
 use ringserve_core::framing::Raw;
 use ringserve_core::framing::TypedFraming;
@@ -15,9 +18,6 @@ use ringserve_core::{Limits, ServerLimits};
 use super::super::driver::Driver;
 use super::super::listen::addr::Binds;
 use super::super::runtime::Runtime;
-use crate::admission::Admission;
-use crate::base::cpu::cpus_to_pin;
-use crate::doctor::{Rings, Setup};
 use crate::overload::Overload;
 use crate::shard::face::service::IntoService;
 use crate::shard::state::shard_loop::Admit;

@@ -9,12 +9,12 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use ringserve_admission::Admission;
+use ringserve_admission::proxy_protocol::ProxyProtocol;
 use ringserve_core::Address;
 
 use super::adopted::Adopted;
 use super::transport::MakeTransport;
-use crate::admission::Admission;
-use crate::admission::proxy_protocol::ProxyProtocol;
 
 /// Listeners at most: beyond, something is wrong with the list.
 const LISTENERS_MAX: usize = 1024;

@@ -5,9 +5,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use ringserve_base::clock::Deadline;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use crate::base::clock::Deadline;
 use crate::error::Error;
 
 /// How long a port may stay taken by a process that was just killed, whose ring the kernel takes apart in the background: with 1000

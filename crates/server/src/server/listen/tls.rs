@@ -2,13 +2,13 @@
 
 use std::fmt;
 
+use ringserve_base::lines::{info, warn};
+use ringserve_base::log_thread::hand_over;
 use ringserve_tls::{ServerTls, TlsError};
 
 use super::addr::Bind;
 use super::transport::MakeTransport;
-use crate::base::lines::{info, warn};
 use crate::error::Error;
-use crate::log_thread::hand_over;
 
 /// Looks at the TLS of a service's listeners, for a service that speaks `protocols`.
 pub(crate) fn prepare(binds: &mut [Bind], protocols: &'static [&'static str]) -> Result<(), Error> {

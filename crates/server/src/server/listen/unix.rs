@@ -12,6 +12,8 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ringserve_base::clock::Deadline;
+use ringserve_base::lines::{info, warn};
 use ringserve_core::Address;
 use ringserve_drivers::peer_process;
 use rustix::fs::{FlockOperation, flock};
@@ -20,8 +22,6 @@ use rustix::process::geteuid;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::ip::{RETRY_FOR, process_name};
-use crate::base::clock::Deadline;
-use crate::base::lines::{info, warn};
 use crate::error::Error;
 use crate::socket_options::apply::Warnings;
 use crate::socket_options::options::SocketOptions;

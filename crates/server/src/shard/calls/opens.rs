@@ -8,11 +8,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use ringserve_base::guard::{Panicked, guard};
 use ringserve_buf::{has_room_for, try_box};
 use ringserve_core::{ConnHead, ConnId};
 
 use super::running_calls::grow;
-use crate::guard::{Panicked, guard};
 use crate::shard::face::handle::Shard;
 use crate::shard::face::opening::{OpenCx, Refusal};
 use crate::shard::face::service::Service;

@@ -13,10 +13,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use ringserve_base::guard::{Panicked, guard};
 use ringserve_buf::{has_room_for, try_box};
 use ringserve_core::{ConnId, ConnShared, Frame, ParkOutcome, Stamp, Time};
 
-use crate::guard::{Panicked, guard};
 use crate::shard::face::cx::Cx;
 use crate::shard::face::handle::Shard;
 use crate::shard::face::service::Service;

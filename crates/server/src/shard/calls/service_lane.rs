@@ -2,6 +2,9 @@
 
 use std::rc::Rc;
 
+use ringserve_base::guard::{Panicked, guard};
+use ringserve_base::lines::LineLimit;
+use ringserve_base::peer::Peer;
 use ringserve_core::framing::{AsFramingState, FrameError, TypedFraming};
 use ringserve_core::{
     CloseReason, ConnId, ConnShared, EndedConn, Frame, Frames, Next, RefusedBy, Socket, Whole,
@@ -12,11 +15,8 @@ use tracing::{debug, info};
 
 use super::opens::{Answer, Begun, OPENING, OpenEnd, Opens};
 use super::running_calls::{CallEnd, Job, Resumed, Tasks};
-use crate::base::lines::LineLimit;
-use crate::guard::{Panicked, guard};
 use crate::log::LogObserver;
 use crate::overload::Shed;
-use crate::peer::Peer;
 use crate::shard::Core;
 use crate::shard::admit::{self, Entrance};
 use crate::shard::face::closed::{CloseCx, Failure};
@@ -190,7 +190,7 @@ where
                 Err(session) => _ = guard(move || drop(session)),
             },
             Ok(Err(refusal)) => {
-                let (shard, service) = (common.shard.index(), common.names.at(peer.listener));
+                let (shard, service) = (common.shard.index(), common.names.at(peer.listener_id()));
                 guarded(|| debug!(shard, service, %id, %peer, %refusal, "connection refused by open"));
                 core.refused(id, RefusedBy::Open);
             }
@@ -258,7 +258,7 @@ where
         common.meter.call_failed(self.number);
         let shard = common.shard.index();
         let peer = core.shared(id).map(|shared| Peer::of(shared));
-        let service = peer.as_ref().and_then(|peer| common.names.at(peer.listener));
+        let service = peer.as_ref().and_then(|peer| common.names.at(peer.listener_id()));
         // Of several calls that fail the first one ends the connection.
         let first = core.shared(id).is_some_and(|shared| !shared.is_gone());
         let told = first.then(|| self.handler_errors.sample(common.now)).flatten();
@@ -329,8 +329,8 @@ where
         S::ACCOUNTS
     }
 
-    fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, mut peer: Peer) {
-        peer.is_proxy = common.proxies.at(peer.listener).is_some();
+    fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, peer: Peer) {
+        let peer = peer.as_proxy(common.proxies.at(peer.listener_id()).is_some());
         let entrance = Entrance {
             admit: self.admit.as_ref(),
             keeps_accounts: S::ACCOUNTS,

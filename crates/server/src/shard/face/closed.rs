@@ -4,7 +4,7 @@ use std::fmt;
 
 use ringserve_core::{Account, CloseReason, ConnId, Outlet};
 
-use crate::peer::Peer;
+use ringserve_base::peer::Peer;
 
 /// The reason why a call ends its connection, for [`Service::failed`](crate::Service::failed).
 #[derive(Debug)]

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
+use ringserve_base::peer::Peer;
 use ringserve_buf::ReplyWriter;
 use ringserve_core::framing::{AsFramingState, WriteResult};
 use ringserve_core::proxy::Tlvs;
@@ -19,7 +20,6 @@ use super::conn_handle::{ConnHandle, LocalHandle};
 use super::handle::Shard;
 use super::reserve::Reserved;
 use crate::overload::Load;
-use crate::peer::Peer;
 use crate::shard::tasks::join::{JoinHandle, SpawnError};
 use crate::shard::wakes::timers::{Sleep, Timeout};
 

@@ -11,10 +11,10 @@
 
 use std::rc::Rc;
 
+use ringserve_base::guard::{Panicked, guard};
 use ringserve_core::{Transport, TransportConn};
 
 use super::handle::Shard;
-use crate::guard::{Panicked, guard};
 
 /// Writes to the log that a transport of the shard panicked.
 pub(crate) fn reports_panics(shard: &Shard) -> Box<dyn Fn(&Panicked)> {

@@ -8,13 +8,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ringserve_admission::internals::{KeyTaker, UsedKeyRates};
+use ringserve_base::clock::Clock;
+use ringserve_base::guard::{Panicked, guard};
+use ringserve_base::random::Random;
 use ringserve_core::ShardShared;
 use ringserve_core::{ConnHead, Page, Time};
 
 use super::pages::{PageSources, Pages};
-use crate::admission::{KeyTaker, UsedKeyRates};
-use crate::base::clock::Clock;
-use crate::base::random::Random;
 use crate::blocking::{Blocking, Pool, submit};
 use crate::shard::tasks::attempts::Requests;
 use crate::shard::tasks::draining::Draining;
@@ -29,7 +30,6 @@ use crate::shard::wakes::awaited::Awaited;
 use crate::shard::wakes::flag::Flag;
 use crate::shard::wakes::inbox::RemoteShard;
 
-use crate::guard::{Panicked, guard};
 use crate::overload::pace::Pace;
 use crate::overload::{Load, LoadNow};
 use crate::shard::remote::control::ServerControl;

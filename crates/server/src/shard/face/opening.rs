@@ -5,6 +5,7 @@ use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
 
+use ringserve_base::peer::Peer;
 use ringserve_buf::ReplyWriter;
 use ringserve_core::framing::WriteResult;
 use ringserve_core::proxy::Tlvs;
@@ -12,7 +13,6 @@ use ringserve_core::{ConnHead, ConnId, ConnLimits, LimitError, Payload, SharedPa
 
 use super::conn_handle::{ConnHandle, LocalHandle};
 use super::handle::Shard;
-use crate::peer::Peer;
 use crate::shard::tasks::join::{JoinHandle, SpawnError};
 use crate::shard::wakes::timers::{Sleep, Timeout};
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use ringserve_core::{Page, ShardShared};
 
-use crate::guard::{Panicked, guard};
+use ringserve_base::guard::{Panicked, guard};
 
 /// A source of work that is done a page at a time ([`Shard::pages`]). Clones are the same source.
 #[derive(Clone)]

@@ -20,7 +20,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use crate::guard::{discard, guard, wake};
+use ringserve_base::guard::{discard, guard, wake};
+
 use crate::shard::wakes::inbox::RemoteShard;
 
 /// The most unused slots that are kept. The memory of a burst above it is given back.
@@ -490,8 +491,9 @@ impl std::error::Error for AskError {}
 
 #[cfg(test)]
 mod tests {
+    use ringserve_base::guard::wakers::bomb;
+
     use super::*;
-    use crate::guard::tests::bomb;
     use crate::shard::wakes::wake::Attention;
 
     fn poll(ask: &mut Ask<u32>, waker: &Waker) -> Poll<Result<u32, AskError>> {

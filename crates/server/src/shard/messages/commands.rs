@@ -2,10 +2,10 @@
 
 use std::os::fd::OwnedFd;
 
+use ringserve_base::guard::guard;
+use ringserve_base::peer::Peer;
 use ringserve_core::{Driver, LaneId};
 
-use crate::guard::guard;
-use crate::peer::Peer;
 use crate::shard::Core;
 use crate::shard::state::services::Services;
 use crate::shard::state::shard_loop::ShardLane;

@@ -16,8 +16,9 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use ringserve_base::guard::discard;
+
 use super::asks::Ticket;
-use crate::guard::discard;
 use crate::shard::wakes::inbox::RemoteShard;
 
 /// Letters that get room at once: they are moved under the lock, in 20 µs or so, and each wakes a sender.

@@ -7,9 +7,10 @@ use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 
+use ringserve_base::guard::{guard, wake};
+
 use super::asks::{Ask, AskAll, AskError, Asker, Brought, Reply, wake_all};
 use super::mailbox::{Letter, Mailbox, SendError, SendFuture};
-use crate::guard::{guard, wake};
 use crate::shard::face::handle::Shard;
 use crate::shard::wakes::inbox::{OnEnd, this_shard};
 

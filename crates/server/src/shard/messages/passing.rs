@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ringserve_base::peer::Peer;
 use ringserve_core::{Driver, Socket, Time};
 
-use crate::peer::Peer;
 use crate::shard::Core;
 use crate::shard::state::services::Services;
 use crate::shard::state::shard_loop::ShardLane;

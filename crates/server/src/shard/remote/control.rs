@@ -4,14 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use ringserve_admission::internals::{Journal, Limiters, UsedKeyRates};
+use ringserve_base::clock::Clock;
+use ringserve_base::doctor::Record;
 use ringserve_core::{AcceptRate, Address, ServerLimits, Time};
 use ringserve_drivers::Listener;
 
 use super::ending::Ending;
-use crate::admission::{Journal, Limiters, UsedKeyRates};
-use crate::base::clock::Clock;
 use crate::blocking::Pool;
-use crate::doctor::Record;
 use crate::shard::wakes::inbox::{Command, Letter, RemoteShard};
 use crate::stats::upstream_figures::{UpstreamFigures, UpstreamSource, bounded};
 use crate::watch::accept_queue::AcceptQueues;

@@ -11,11 +11,11 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use ringserve_base::clock::{Clock, Deadline};
+use ringserve_base::lines::error;
 use ringserve_core::ServerLimits;
 use ringserve_drivers::{Listener, ListenerEnd};
 
-use crate::base::clock::{Clock, Deadline};
-use crate::base::lines::error;
 use crate::shard::wakes::inbox::RemoteShard;
 use crate::watch::board::Watch;
 use crate::watch::state::State;

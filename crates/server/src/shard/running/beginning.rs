@@ -6,12 +6,12 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::thread;
 
+use ringserve_base::peer::Peer;
 use ringserve_core::{Completion, ConnId, Driver, EndedConn, Frames, RefusedBy, Socket, Wait};
 
 use super::starting::ShardStart;
 use crate::error::Error;
 use crate::log::LogObserver;
-use crate::peer::Peer;
 use crate::shard::Core;
 use crate::shard::face::service::Made;
 use crate::shard::state::services::Services;
@@ -149,7 +149,7 @@ impl Services for Unmade {
     fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, peer: Peer) {
         // What is queued at a listener that closes comes too.
         match common.shard.is_draining() {
-            true => core.refuse(socket, peer.listener, RefusedBy::Stopping),
+            true => core.refuse(socket, peer.listener_id(), RefusedBy::Stopping),
             false => self.passed_on.push((socket, peer)),
         }
     }

@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::task::Waker;
 
+use ringserve_base::guard::wake;
+use ringserve_base::peer::Peer;
 use ringserve_core::{CloseReason, Completion, ConnId, Driver, EndedConn, Frames, Lane, Page, Socket};
 
-use crate::guard::wake;
 use crate::log::LogObserver;
-use crate::peer::Peer;
 use crate::shard::Core;
 use crate::shard::calls::opens::OPENING;
 use crate::shard::messages::commands::Part;
@@ -141,14 +141,14 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
     fn accepted(&mut self, core: &mut Core, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
         let mut peer = Peer::new(peer, listener);
         if self.comes_from_a_shared_queue(&peer) && self.is_ahead(core) {
-            core.handed_off(listener, peer.addr);
-            return self.hand_off_to_another(socket, peer.addr, peer.listener);
+            core.handed_off(listener, peer.addr());
+            return self.hand_off_to_another(socket, peer.addr(), peer.listener_id());
         }
         if self.parts.asks.local {
-            peer.asked.local = self.parts.driver.local_of(socket);
+            peer.asked_mut().local = self.parts.driver.local_of(socket);
         }
         if self.parts.asks.credentials && self.may_be_unix(&peer) {
-            peer.asked.credentials = self.parts.driver.credentials_of(socket);
+            peer.asked_mut().credentials = self.parts.driver.credentials_of(socket);
         }
         self.services.accepted(&mut self.common, core, socket, peer);
     }

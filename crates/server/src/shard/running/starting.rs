@@ -19,11 +19,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use ringserve_base::clock::{Clock, Deadline};
+use ringserve_base::lines::warn;
 use ringserve_core::Time;
 use ringserve_drivers::guarded;
 
-use crate::base::clock::{Clock, Deadline};
-use crate::base::lines::warn;
 use crate::error::Error;
 
 /// A start that takes longer is explained in the log, once: by then an operator looks there.

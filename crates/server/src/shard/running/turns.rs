@@ -5,14 +5,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ringserve_admission::internals::Proxies;
+use ringserve_base::clock::Clock;
+use ringserve_base::lines::{debug, error};
+use ringserve_base::random::Random;
 use ringserve_core::framing::Framing;
 use ringserve_core::{Budget, Completion, Driver, Limits, ServerLimits, Time, Wait};
 use ringserve_drivers::guarded;
 
-use crate::admission::proxy_protocol::Proxies;
-use crate::base::clock::Clock;
-use crate::base::lines::{debug, error};
-use crate::base::random::Random;
 use crate::blocking::threads::Threads;
 use crate::log::LogObserver;
 use crate::shard::calls::running_calls::calls;

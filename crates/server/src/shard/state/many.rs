@@ -8,12 +8,12 @@
 //!   spawned  upstream  opening     service    task of the service
 //! ```
 
+use ringserve_base::peer::Peer;
 use ringserve_core::{ConnId, EndedConn, Frames, LaneId, Socket};
 
 use super::services::Services;
 use super::shard_loop::Common;
 use crate::log::LogObserver;
-use crate::peer::Peer;
 use crate::shard::Core;
 
 /// Bits of a task's number: as many calls of a service may wait on a shard as it may have connections.
@@ -70,7 +70,7 @@ impl Many {
 
 impl Services for Many {
     fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, peer: Peer) {
-        self.of(core.lane_of_listener(peer.listener)).accepted(common, core, socket, peer);
+        self.of(core.lane_of_listener(peer.listener_id())).accepted(common, core, socket, peer);
     }
 
     fn proxied(&mut self, common: &mut Common, core: &mut Core, id: ConnId) {

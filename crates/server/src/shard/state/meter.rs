@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ringserve_base::lines::LineLimit;
+use ringserve_base::lines::warn;
 use ringserve_core::{Address, Time};
 use ringserve_drivers::guarded;
 
-use crate::base::lines::LineLimit;
-use crate::base::lines::warn;
 #[cfg(feature = "metrics")]
 use crate::histogram::add;
 #[cfg(feature = "metrics")]

@@ -1,10 +1,10 @@
 //! The interface between a shard and its services.
 
+use ringserve_base::peer::Peer;
 use ringserve_core::{ConnId, EndedConn, Frames, Socket};
 
 use super::shard_loop::Common;
 use crate::log::LogObserver;
-use crate::peer::Peer;
 use crate::shard::Core;
 
 /// The services of a shard. Where there is one its lane is all of it, and everything is compiled for it.

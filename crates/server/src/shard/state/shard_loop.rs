@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use ringserve_admission::internals::Proxies;
+use ringserve_admission::internals::ShardAdmission;
+use ringserve_base::guard::{Panicked, guard};
+use ringserve_base::lines::LineLimit;
+use ringserve_base::peer::Peer;
 use ringserve_core::{ConnId, Driver, LaneId, Time};
 
 use super::give_way::YieldPolicy;
 use super::meter::{LossLog, Meter};
 use super::spare::Spare;
 use super::upstreams::UpstreamLane;
-use crate::admission::ShardAdmission;
-use crate::admission::proxy_protocol::Proxies;
-use crate::base::lines::LineLimit;
-use crate::guard::{Panicked, guard};
 use crate::log;
 use crate::overload::LoadNow;
-use crate::peer::Peer;
 use crate::shard::Core;
 use crate::shard::face::handle::Shard;
 use crate::shard::wakes::inbox::{Command, Delivery, RemoteShard};
@@ -199,7 +199,7 @@ impl Common {
     #[cold]
     pub(crate) fn report_untrusted(&mut self, peer: &Peer) {
         if let Some(left_out) = self.untrusted.sample(self.now) {
-            log::untrusted(self.shard.index(), self.names.at(peer.listener), peer, left_out);
+            log::untrusted(self.shard.index(), self.names.at(peer.listener_id()), peer, left_out);
         }
     }
 
@@ -211,7 +211,7 @@ impl Common {
         panicked: &Panicked,
     ) {
         if self.panics.allows(self.now) {
-            let service = connection.as_ref().and_then(|(_, peer)| self.names.at(peer.listener));
+            let service = connection.as_ref().and_then(|(_, peer)| self.names.at(peer.listener_id()));
             log::panicked(self.shard.index(), service, place, connection, panicked);
         }
     }

@@ -17,10 +17,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
 
+use ringserve_base::guard::{guard, wake};
 use ringserve_core::framing::{Framing, Raw};
 use ringserve_core::{CloseReason, ConnId, ConnShared, EndedConn, Frames, LaneId, Limits, Next, ParkOutcome};
 
-use crate::guard::{guard, wake};
 use crate::log::LogObserver;
 use crate::shard::Core;
 use crate::shard::face::handle::Shard;

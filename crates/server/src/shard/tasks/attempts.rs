@@ -6,10 +6,10 @@ use std::rc::Rc;
 use std::task::Waker;
 use std::time::Duration;
 
+use ringserve_base::guard::{discard, wake};
 use ringserve_core::{Address, ConnId, ConnShared, Transport};
 
 use super::session::Session;
-use crate::guard::{discard, wake};
 
 /// Requests of a shard's code to upstreams, until the shard carries them out at the end of the turn.
 #[derive(Default)]

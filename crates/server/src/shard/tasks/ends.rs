@@ -11,8 +11,9 @@ use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use ringserve_base::guard::Panicked;
+
 use super::draining::Moment;
-use crate::guard::Panicked;
 use crate::shard::wakes::flag::{Begun, Flag};
 use crate::stats::ServiceNames;
 

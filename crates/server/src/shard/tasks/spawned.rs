@@ -6,14 +6,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use ringserve_base::guard::{Panicked, guard, wake};
+use ringserve_base::lines::LineLimit;
+use ringserve_base::peer::Peer;
 use ringserve_core::{ConnHead, ConnId};
 
 use super::records::{Left, NONE, Outcome, Records};
 use super::task::Boxed;
-use crate::base::lines::LineLimit;
-use crate::guard::{Panicked, guard, wake};
 use crate::log;
-use crate::peer::Peer;
 use crate::shard::wakes::inbox::{RemoteShard, TaskWaker};
 use crate::shard::wakes::timers::Timers;
 
@@ -360,8 +360,9 @@ impl Drop for ResetsOnPanic {
 
 #[cfg(test)]
 mod tests {
+    use ringserve_base::clock::Clock;
+
     use super::*;
-    use crate::base::clock::Clock;
     use crate::shard::tasks::task::boxed;
     use std::cell::Cell;
     use std::future::{pending, poll_fn};

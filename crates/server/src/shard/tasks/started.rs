@@ -7,7 +7,8 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
-use crate::guard::Panicked;
+use ringserve_base::guard::Panicked;
+
 use crate::shard::wakes::flag::{Begun, Flag};
 
 /// The start of the server as one of its shards sees it.

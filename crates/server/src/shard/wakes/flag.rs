@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use crate::guard::{Panicked, discard, wake};
+use ringserve_base::guard::{Panicked, discard, wake};
 
 /// Something that begins once. Clones share it.
 #[derive(Clone, Default)]
@@ -132,7 +132,7 @@ mod tests {
         use crate::shard::wakes::inbox::{RemoteShard, TaskWaker};
         let flag = Flag::default();
         let mut waits = [flag.wait(), flag.wait()];
-        let bad = crate::guard::tests::bomb();
+        let bad = ringserve_base::guard::wakers::bomb();
         assert!(Pin::new(&mut waits[0]).poll(&mut Context::from_waker(&bad)).is_pending());
         let remote = RemoteShard::new();
         let good = TaskWaker::new(&remote, 7).waker();

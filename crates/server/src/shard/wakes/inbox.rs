@@ -10,14 +10,14 @@ use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
+use ringserve_base::clock::Deadline;
+use ringserve_base::guard::guard;
+use ringserve_base::thread_times::ThreadTimes;
 use ringserve_core::{ConnId, RemoteGate, Time};
 
 use super::awaited::Until;
 use super::notice::Notify;
 use super::wake::{Attention, Brought, Called, Queued, ShardInbox, Sleep};
-use crate::base::clock::Deadline;
-use crate::base::thread_times::ThreadTimes;
-use crate::guard::guard;
 use crate::inspect::Walk;
 use crate::overload::SharedLoad;
 use crate::snapshot::Snapshot;

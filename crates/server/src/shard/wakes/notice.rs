@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use crate::guard::{discard, wake};
+use ringserve_base::guard::{discard, wake};
 
 /// One notice, with its waiter and its giver.
 pub(crate) fn notice() -> (Noticed, Notify) {
@@ -101,8 +101,9 @@ impl Notices {
 
 #[cfg(test)]
 mod tests {
+    use ringserve_base::guard::wakers::Woken;
+
     use super::*;
-    use crate::guard::tests::Woken;
 
     #[test]
     fn notice_wakes_the_last_waker_once() {

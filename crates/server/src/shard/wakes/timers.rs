@@ -15,8 +15,8 @@ use pin_project_lite::pin_project;
 use ringserve_core::Time;
 use ringserve_core::internals::Wheel;
 
-use crate::base::clock::Clock;
-use crate::guard::{Panicked, discard, wake};
+use ringserve_base::clock::Clock;
+use ringserve_base::guard::{Panicked, discard, wake};
 
 const STEP_SHIFT: u32 = 20;
 
@@ -380,8 +380,9 @@ impl std::error::Error for Elapsed {}
 
 #[cfg(test)]
 mod tests {
+    use ringserve_base::guard::wakers::Woken;
+
     use super::*;
-    use crate::guard::tests::Woken;
     use std::sync::Arc;
 
     #[test]
@@ -435,7 +436,7 @@ mod tests {
     fn a_waker_that_panics_keeps_no_other_from_being_woken() {
         let timers = Timers::new(Clock::start());
         let woken = Arc::new(Woken::default());
-        let (good, bad) = (Waker::from(woken.clone()), crate::guard::tests::bomb());
+        let (good, bad) = (Waker::from(woken.clone()), ringserve_base::guard::wakers::bomb());
         let mut sleeps: Vec<Sleep> = (0..6).map(|_| timers.sleep(Duration::from_secs(1))).collect();
         for (n, sleep) in sleeps.iter_mut().enumerate() {
             let waker = if n % 2 == 0 { &bad } else { &good };
