@@ -106,6 +106,7 @@
 //! | `http` | the function and the module `http`: HTTP/1.1 and HTTP/2, by hyper, which is there as `http::hyper` |
 //! | `log` | the module `log`: a subscriber of tracing that never holds up a shard; text or JSON |
 //! | `metrics` | the module `metrics`: what a server and its program count, as OpenMetrics, by prometheus-client |
+//! | `redis` | the module `redis`: a client of Redis, with `resp` and `upstream` |
 //! | `resp` | the module `resp`: the protocol of Redis, requests as frames and replies in both versions |
 //! | `sync` | in the module [`sync`] channels and locks: tokio's, which need no runtime |
 //! | `testing` | the module `testing`: whole servers by seed, in virtual time, for tests |
@@ -139,7 +140,7 @@
 //! | [`time`] | a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
 //! | [`topics`] | publish and subscribe: topics with history and recovery, filters with wildcards |
 //! | [`transport`] | layers between a socket and its framing |
-//! | `admin`, `codec`, `http`, `log`, `metrics`, `resp`, `testing`, `tls`, `tower`, `upstream`, `websocket` | with the feature of that name |
+//! | `admin`, `codec`, `http`, `log`, `metrics`, `redis`, `resp`, `testing`, `tls`, `tower`, `upstream`, `websocket` | with the feature of that name |
 //!
 //! # Limitations
 //!
@@ -147,6 +148,8 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "redis")]
+pub use ringserve_redis::client as redis;
 #[cfg(feature = "resp")]
 pub use ringserve_redis::resp;
 pub use ringserve_redis::scatter;

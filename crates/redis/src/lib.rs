@@ -7,6 +7,8 @@
 #![deny(clippy::too_many_lines)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "client")]
+pub mod client;
 mod parts;
 #[cfg(feature = "resp")]
 pub mod resp;

@@ -72,6 +72,7 @@ struct Backend {
     /// One question at a time is asked, so that an answer too many is one to no question. Between two others it looks like the answer to the
     /// next one, without ids.
     is_asked_alone: Cell<bool>,
+    answers_twice: Cell<bool>,
     accepted: Cell<usize>,
     heard: RefCell<BTreeMap<String, u32>>,
 }
@@ -114,6 +115,7 @@ impl Backend {
             let answer = format!("{prefix}answer {number}\n");
             let is_evil = net.random() % 100 < self.evil.get();
             let said = match net.random() % 6 {
+                _ if self.answers_twice.get() => answer.repeat(2),
                 _ if !is_evil => answer,
                 0 if id.is_some() || self.is_asked_alone.get() => answer.repeat(2),
                 0 => answer,
@@ -325,5 +327,23 @@ fn dead_connection_is_one_failure_and_one_attempt() {
             let refused: u64 = stats.stats().backends.iter().map(|backend| backend.connects_failed).sum();
             assert!(refused <= 5, "{refused} attempts for 60 questions");
         });
+    });
+}
+
+#[test]
+fn answer_too_many_ends_its_connection() {
+    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
+        let backend = Backend::start(sim, ADDRS[0]);
+        let (by_id, upstream, twice) = (sim.seed().is_multiple_of(2), upstream(1), backend.clone());
+        twice.answers_twice.set(true);
+        let stats = upstream.clone();
+        run(sim, &upstream, by_id, async move |shard, asks| {
+            assert_eq!(asks.ask(Request::new("once 1")).await.unwrap(), "answer 1");
+            shard.sleep(SECOND).await;
+            assert_eq!(stats.stats().backends[0].stray, 1);
+            twice.answers_twice.set(false);
+            assert_eq!(asks.ask(Request::new("once 2")).await.unwrap(), "answer 2");
+        });
+        assert_eq!(backend.accepted.get(), 2);
     });
 }
