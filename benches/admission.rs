@@ -1,4 +1,5 @@
-//! What the limits on addresses cost an accept and its close: a table of a million prefixes, and lists of 100 000 networks.
+//! The cost of the limits on addresses for an accept and its close: a table of a million prefixes,
+//! and lists of 100 000 networks.
 
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,7 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 const PREFIXES: u32 = 1_000_000;
 const NETWORKS: u32 = 100_000;
 
-/// Each number another one, in no order.
+/// Maps each number to another one, in no order.
 fn mixed(number: u32) -> u32 {
     number.wrapping_mul(0x9E37_79B1) ^ 0x5bd1_e995
 }
@@ -36,7 +37,7 @@ fn now(nanos: u64) -> Time {
     Time::from_nanos(nanos)
 }
 
-/// A door with the million, each of which holds a connection.
+/// A door with the million addresses, each of which holds a connection.
 fn crowded(admission: &Admission, of: fn(u32) -> IpAddr) -> (Door, Vec<Counted>) {
     let door = Door::new(admission).expect("it asks something");
     let hold = |number| door.let_in(of(number), now(0)).expect("the first one");

@@ -1,10 +1,11 @@
-//! A question of one shard to another, and its answer: CPU time of both shards for each round trip, as the scheduler counts it
-//! (schedstat), wake-ups and turns included.
+//! A question of one shard to another, and its answer: CPU time of both shards for each round trip,
+//! as the scheduler counts it (schedstat), wake-ups and turns included.
 //!
-//! * busy: the shards take turns without a break, as under load: a task on each yields again and again. What it takes for as many
-//!   turns without questions is subtracted, so this is what questions add to turns that are taken anyway. 16 in flight, from
-//!   one shard or from both.
-//! * else: nothing but questions is to be done, so turns count, and shards fall asleep between them and are woken.
+//! * busy: the shards take turns without a break, as under load: a task on each yields again and
+//!   again. The time for as many turns without questions is subtracted, so this is what questions
+//!   add to turns that are taken anyway. 16 in flight, from one shard or from both.
+//! * else: there is nothing to do but questions, so turns count, and shards fall asleep between
+//!   them and are woken.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -47,7 +48,7 @@ fn shards_cpu() -> Duration {
     tasks.filter(is_shard).map(|task| spent(task).expect("the shard runs")).sum()
 }
 
-/// What shards are told to do: a number of questions, with a number in flight.
+/// An order for the shards: a number of questions, with a number in flight.
 #[derive(Clone, Copy)]
 struct Order {
     count: u64,
@@ -62,7 +63,7 @@ struct Busy {
 }
 
 impl Busy {
-    /// As long as it is on, on one shard.
+    /// Keeps one shard busy as long as it is on.
     async fn keep(&self) {
         while self.is_on.load(Relaxed) {
             self.yields.fetch_add(1, Relaxed);
@@ -113,7 +114,7 @@ struct Rig {
     _running: ServerHandle,
 }
 
-/// How long the shards take turns without questions, to know what that costs.
+/// The time for which the shards take turns without questions, to measure the cost of those.
 const CALIBRATION: Duration = Duration::from_millis(50);
 
 impl Rig {
@@ -168,7 +169,7 @@ impl Rig {
         shards_cpu() - cpu
     }
 
-    /// As `run`, beside turns that are taken anyway.
+    /// CPU time as [`run`](Self::run) measures it, in addition to turns that are taken anyway.
     fn run_busy(&self, count: u64, shards: u64, in_flight: u64) -> Duration {
         let yields = || self.busy.each_ref().map(|busy| busy.yields.load(Relaxed)).iter().sum::<u64>();
         self.busy.iter().for_each(|busy| busy.is_on.store(true, Relaxed));
@@ -203,7 +204,7 @@ fn asks(criterion: &mut Criterion) {
     ] {
         group.bench_function(name, |bencher| {
             bencher.iter_custom(|times| {
-                // What it costs to begin and to end is shared by many.
+                // The cost of beginning and ending is shared by many.
                 let count = times.max(if is_busy { 100_000 } else { 1000 });
                 let spent = match is_busy {
                     true => rig.run_busy(count, shards, in_flight),

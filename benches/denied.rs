@@ -1,14 +1,16 @@
-//! What a denied peer costs the machine: a first packet that the kernel's filter drops, beside a connection that the server
-//! accepts and closes. Both ends are on this machine, and all CPU time of the process counts: on loopback the sender's thread
-//! carries the packet to the listener, through the filter. What a socket costs that connects to nothing is taken off.
+//! The cost of a denied peer for the machine: a first packet that the kernel's filter drops,
+//! compared with a connection that the server accepts and closes. Both ends are on this machine,
+//! and all CPU time of the process counts: on loopback the sender's thread carries the packet to
+//! the listener, through the filter. The cost of a socket that connects to nothing is subtracted.
 //!
 //!     cargo bench -p ringserve-benches --bench denied
 //!     scripts/denied
 //!
-//! The script runs it in a network where first packets can also be sent to a link that is down, whose ends are its arguments:
-//! that is what the sender pays, and is taken off as well.
+//! The script runs it in a network where first packets can also be sent to a link that is down,
+//! whose ends are its arguments: that is the sender's cost, and is subtracted as well.
 //!
-//! Kinds take turns within a round, so that a busy machine disturbs all alike; the median of the rounds is printed.
+//! Kinds alternate within a round, so that a busy machine disturbs all alike; the median of the
+//! rounds is printed.
 
 use std::convert::Infallible;
 use std::io::Read;
@@ -21,7 +23,7 @@ use ringserve::{Cx, Driver, Frame, Server, ServerHandle, Service};
 use rustix::time::{ClockId, clock_gettime};
 use socket2::{Domain, Socket, Type};
 
-/// Rounds of each kind: odd, so that there is a median.
+/// Rounds of each kind: an odd number, so that there is a median.
 const ROUNDS: usize = 41;
 
 /// Attempts that go together, as from a crowd: the server accepts and closes them in few turns.
@@ -51,7 +53,7 @@ fn server(driver: Driver, filtered: bool) -> ServerHandle {
     server.framing(Lines::default()).start(|_shard| Closes).expect("it starts")
 }
 
-/// CPU time of this process, its kernel's part included.
+/// CPU time of this process, including the kernel's part.
 fn spent() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -64,14 +66,14 @@ fn socket_of(source: Ipv4Addr) -> Socket {
     socket
 }
 
-/// Sends a first packet that has no answer.
+/// Sends a first packet that gets no answer.
 fn knock(source: Ipv4Addr, addr: SocketAddr) {
     let socket = socket_of(source);
     let error = socket.connect(&addr.into()).expect_err("there is no answer");
     assert_eq!(error.raw_os_error(), Some(libc::EINPROGRESS), "{error}");
 }
 
-/// Connects as often, and waits until the server closed all of them.
+/// Opens as many connections, and waits until the server closed all of them.
 fn crowd(addr: SocketAddr) {
     let connected = |_| {
         let socket = socket_of(DENIED);

@@ -1,7 +1,9 @@
-//! One completion to a handler and back, without a kernel: the whole path from received bytes through framing,
-//! call and reply to the send operation and its completion, over a driver that only moves values.
+//! One completion to a handler and back, without a kernel: the whole path from received bytes
+//! through framing, call and reply to the send operation and its completion, over a driver that
+//! only moves values.
 //!
-//! The time is given for one frame. "decode" is the framing alone, so that a call's own cost is the difference.
+//! The time is given for one frame. "decode" is the framing alone, so that a call's own cost is the
+//! difference.
 
 #[path = "support/echo.rs"]
 mod echo;
@@ -21,7 +23,7 @@ use ringserve::{Cx, Frame, Limits, Service};
 use echo::Echo;
 use loopback::run;
 
-/// Takes frames and answers nothing: what a call costs by itself.
+/// Takes frames and answers nothing: the cost of a call by itself.
 struct Sink;
 
 impl Service for Sink {
@@ -48,7 +50,7 @@ impl Service for Limited {
     }
 }
 
-/// As `Sink`, with calls that wait until they are woken, which they do themselves.
+/// As `Sink`, with calls that wait until they are woken, which they cause themselves.
 struct Parked;
 
 impl Service for Parked {

@@ -1,5 +1,5 @@
-//! A round trip over loopback, on both drivers: the time a client waits, most of it the kernel's. What the server itself
-//! spends on it is what `ringserve-bench` measures.
+//! A round trip over loopback, on both drivers: the time a client waits, most of it the kernel's.
+//! The server's own share is measured by `ringserve-bench`.
 
 #[path = "support/echo.rs"]
 mod echo;

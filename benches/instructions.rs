@@ -1,6 +1,6 @@
 //! Runs a piece of the fast path a given number of times, for tools that count instructions:
-//! `scripts/instructions` runs it under callgrind and compares with the figures kept in the repository. The driver does
-//! nothing here; `turns` has the bookkeeping of a real one.
+//! `scripts/instructions` runs it under callgrind and compares with the figures kept in the
+//! repository. The driver does nothing here; `turns` includes the bookkeeping of a real one.
 
 #[path = "support/echo.rs"]
 mod echo;
@@ -26,7 +26,7 @@ const TOGETHER: usize = 16;
 fn main() {
     let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
     let (Some(case), Some(turns)) = (args.next(), args.next().and_then(|turns| turns.parse().ok())) else {
-        // `cargo bench` runs every benchmark, and gives it no case.
+        // `cargo bench` runs every benchmark, and passes no case.
         if std::env::args().any(|arg| arg == "--bench") {
             return;
         }
@@ -74,7 +74,8 @@ impl CodecService for EchoItems {
     }
 }
 
-/// What the codec takes by itself: received bytes are copied to where it decodes, as by hand on another runtime.
+/// The cost of the codec by itself: received bytes are copied to where it decodes, as by hand on
+/// another runtime.
 fn codec_alone(received: &[u8], turns: u64) {
     let mut codec = LinesCodec::new();
     let (mut input, mut output) = (BytesMut::with_capacity(16 << 10), BytesMut::with_capacity(16 << 10));

@@ -1,9 +1,10 @@
 //! A push to a connection of another shard.
 //!
-//! Under load: CPU time of the pushing thread, and of the shard, for each push of 64 bytes. The peer reads on a third thread.
+//! Under load: CPU time of the pushing thread, and of the shard, for each push of 64 bytes. The
+//! peer reads on a third thread.
 //!
-//! In lock step: a frame at one shard becomes a push to a connection of another one, which sleeps; CPU time of both shards
-//! for each frame, the wake-up included.
+//! In lock step: a frame at one shard becomes a push to a connection of another one, which sleeps;
+//! CPU time of both shards for each frame, the wake-up included.
 
 use std::convert::Infallible;
 use std::io::{Read, Write};
@@ -73,7 +74,7 @@ fn pushes(criterion: &mut Criterion) {
     let payload = Bytes::from_static(&[b'x'; 64]);
     let (mut count, shard_before) = (0u64, shards_cpu());
     let mut group = criterion.benchmark_group("push");
-    // In the pusher's time; the shard and the peer take several times as long.
+    // The benchmark counts the pusher's time; the shard and the peer take several times as long.
     group
         .measurement_time(Duration::from_millis(500))
         .warm_up_time(Duration::from_millis(100))
@@ -88,7 +89,7 @@ fn pushes(criterion: &mut Criterion) {
                     left -= 1;
                 }
                 spent += cpu() - before;
-                // Full: the peer catches up.
+                // The outbox is full: the peer catches up.
                 thread::yield_now();
             }
             count += times;

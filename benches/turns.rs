@@ -1,6 +1,7 @@
-//! Runs whole turns of a server a given number of times, for tools that count instructions: `scripts/instructions` runs it
-//! under callgrind. Below the server is the bookkeeping of the io_uring driver, over a kernel that follows a script, so
-//! that work which moves into the driver is still counted.
+//! Runs whole turns of a server a given number of times, for tools that count instructions:
+//! `scripts/instructions` runs it under callgrind. Below the server is the bookkeeping of the
+//! io_uring driver, over a kernel that follows a script, so that work which moves into the driver
+//! is still counted.
 
 #[path = "support/echo.rs"]
 mod echo;
@@ -33,7 +34,7 @@ use scripted::{Script, Scripted};
 fn main() {
     let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
     let (Some(case), Some(turns)) = (args.next(), args.next().and_then(|turns| turns.parse().ok())) else {
-        // `cargo bench` runs every benchmark, and gives it no case.
+        // `cargo bench` runs every benchmark, and passes no case.
         if std::env::args().any(|arg| arg == "--bench") {
             return;
         }
@@ -44,14 +45,16 @@ fn main() {
     let (over, all_turns_over) = sync_channel(0);
     let frame = vec![b'x'; 64];
     let script = Script { connections: 1, listener: 0, shards: 1, frame, sends: 1, rounds: turns, over };
-    // The looks of a watchdog go by the clock, which is far behind under callgrind; what a shard stores for it is counted.
+    // The looks of a watchdog follow the clock, which is far behind under callgrind; what a shard
+    // stores for it is counted.
     let server = Server::bind("127.0.0.1:0").shards(1);
     let server = if case == "watched" { server } else { server.stalls(StallOptions::off()) };
     let start = |script| Scripted::new(script).expect("there are descriptors");
     // The server stays until the end of the process.
     let _running = match case.as_str() {
         "ring" => start_on(server, start(script), |_| Echo),
-        // With its watchdog, and by hand: `top -H` and /proc tell what that takes of a CPU beside a shard that never waits.
+        // With its watchdog, and by hand: `top -H` and /proc show what that takes of a CPU next to
+        // a shard that never waits.
         "fifty" | "watched" => {
             start_on(server, start(Script { connections: 50, sends: 50, ..script }), |_| Echo)
         }
@@ -85,7 +88,8 @@ fn main() {
             start_several_on(server, start(Script { listener: (case == "second").into(), ..script }))
         }
         "stream" => start_on(server, start(script), |_| stream(echo_stream)),
-        // 16 requests at once, in the second; with an access log of requests that goes nowhere, in the third.
+        // 16 requests at once, in the second; with an access log of requests that goes nowhere, in
+        // the third.
         "http" | "pipelined" | "logged" => {
             if case == "logged" {
                 tracing::subscriber::set_global_default(Dropped).expect("the only one");
@@ -109,7 +113,7 @@ async fn hello(_request: Request<Incoming>) -> Result<Response<String>, Infallib
     Ok(Response::new("hello".into()))
 }
 
-/// Drops each event of `tracing`, as what is behind it may be anything.
+/// Drops each event of `tracing`, since any subscriber may be installed.
 struct Dropped;
 
 impl Subscriber for Dropped {
@@ -132,7 +136,7 @@ impl Subscriber for Dropped {
     fn exit(&self, _: &Id) {}
 }
 
-/// Sends back what a stream brings.
+/// Sends back the bytes of a stream.
 async fn echo_stream(mut stream: Stream) -> io::Result<()> {
     while let Some(frame) = stream.read_frame().await? {
         stream.write_all(&frame).await?;
@@ -140,7 +144,7 @@ async fn echo_stream(mut stream: Stream) -> io::Result<()> {
     Ok(())
 }
 
-/// Changes no bytes, so that what a shard does for a channel is counted, and not what the channel does.
+/// Changes no bytes, so that the shard's work for a channel is counted, and not the channel's own.
 struct AsIs;
 
 impl Transport for AsIs {

@@ -1,4 +1,5 @@
-//! A driver without a kernel: every turn brings the same bytes on one connection, and sends complete at once.
+//! A driver without a kernel: every turn brings the same bytes on one connection, and sends
+//! complete at once.
 
 use std::os::fd::OwnedFd;
 use std::task::Waker;
@@ -93,7 +94,7 @@ impl Driver for Loopback<'_> {
     }
 }
 
-/// Runs `turns` turns, each bringing `received`, and returns how long they took.
+/// Runs `turns` turns, each bringing `received`, and returns the time they took.
 pub fn run<S: Service, F: Framing>(
     service: S,
     framing: F,

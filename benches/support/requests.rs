@@ -1,11 +1,11 @@
-//! Requests with ids, as the example `rpc` has them, without its database.
+//! Requests with ids, as in the example `rpc`, without its database.
 
 use std::time::Duration;
 
 use ringserve::{Cx, Frame, Service};
 use serde::{Deserialize, Serialize};
 
-/// As the example has it by default.
+/// The example's default.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// 64 bytes with the length: an id of eight bytes and a value.
@@ -25,9 +25,9 @@ fn framed(payload: &[u8]) -> Vec<u8> {
 
 /// Answers with the id and the value that came with it, within a time limit.
 pub enum Requests {
-    /// Of bytes: what the framework takes for a request.
+    /// Requests of bytes: the framework's cost for a request.
     Plain,
-    /// Of JSON both ways, of which serde keeps nothing, so nothing is allocated.
+    /// Requests and answers in JSON, of which serde keeps nothing, so nothing is allocated.
     Json,
 }
 

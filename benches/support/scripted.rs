@@ -1,6 +1,6 @@
-//! A kernel that follows a script, below the bookkeeping of the io_uring driver: every round brings the same frame on some
-//! connections, and the next one begins once all that was to be sent was sent. It makes no system call but those
-//! that wake another shard.
+//! A kernel that follows a script, below the bookkeeping of the io_uring driver: every round brings
+//! the same frame on some connections, and the next one begins once all its replies were sent. It
+//! makes no system call except those that wake another shard.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,7 +22,7 @@ use ringserve_drivers::{Uring, UringConfig, Waker};
 use ringserve_server::internals::Drivers;
 use rustix::event::{PollFd, PollFlags, poll};
 
-/// What happens. The first shard receives, and tells when all rounds are over.
+/// The script. The first shard receives, and reports when all rounds are over.
 #[derive(Clone)]
 pub struct Script {
     /// Connections of each shard.
@@ -30,7 +30,7 @@ pub struct Script {
     /// The listener at which they come.
     pub listener: u64,
     pub shards: u64,
-    /// What each connection of the first shard receives in a round.
+    /// The bytes that each connection of the first shard receives in a round.
     pub frame: Vec<u8>,
     /// Sends of a round, on all shards.
     pub sends: u64,
@@ -139,7 +139,7 @@ impl ScriptedKernel {
         }
     }
 
-    /// Brings the next frames, if all that the last ones led to was sent.
+    /// Brings the next frames, if all replies to the last ones were sent.
     fn begin_round(&mut self) {
         let Script { connections, shards, sends, .. } = self.script;
         let all_armed = self.shared.armed.load(Ordering::Acquire) == connections * shards;
@@ -158,7 +158,8 @@ impl ScriptedKernel {
         }
     }
 
-    /// Brings a frame. Where there is no buffer the receive ends, and the frame comes once there is a new one.
+    /// Brings a frame. If there is no buffer the receive ends, and the frame comes once there is a
+    /// new one.
     fn bring(&mut self, index: usize) {
         let id = self.receiving[index];
         let user_data = Kind::Receive.with(id.bits());
