@@ -1,4 +1,4 @@
-//! A bug: what it breaks, the check that must fail, and what is changed in which function.
+//! A bug: what it breaks, the check that must fail, and the change with its function.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 
 use crate::items::Sources;
 
-/// A planted bug, as its file has it.
+/// A planted bug, as written in its file.
 #[derive(Debug)]
 pub struct Bug {
-    /// Folder and file, without the ending.
+    /// Folder and file, without the extension.
     pub name: String,
-    /// What goes wrong with it, one sentence.
+    /// The consequence of the bug, one sentence.
     pub breaks: String,
     pub check: Check,
     /// The simulator finds it within a few thousand seeds.
@@ -22,7 +22,7 @@ pub struct Bug {
     pub edits: Vec<Edit>,
 }
 
-/// What must fail.
+/// The check that must fail.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Check {
     /// Seeds of one simulated shard, or else the tests of the crate.
@@ -43,7 +43,7 @@ impl fmt::Display for Check {
     }
 }
 
-/// One change: `old` occurs once within the items that are named so, and `new` takes its place.
+/// One change: `old` occurs once within the items with this name, and `new` replaces it.
 #[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Edit {
     pub file: PathBuf,
@@ -55,7 +55,7 @@ pub struct Edit {
 
 impl Bug {
     /// # Panics
-    /// If the file is no bug.
+    /// If the file is not a bug.
     pub fn read(file: &Path) -> Bug {
         let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let folder = file.parent().and_then(Path::file_name).expect("a bug lies in a folder of its subject");
@@ -111,7 +111,7 @@ impl Bug {
             (Some(("check", check)), _) if let Some(args) = check.strip_prefix("cargo test ") => {
                 self.check = Check::Test(args.to_owned());
             }
-            // Goes on about what it breaks.
+            // A further line of the text on what it breaks.
             (_, _) if line.starts_with("  ") => {
                 self.breaks.push(' ');
                 self.breaks.push_str(line.trim());
@@ -121,10 +121,10 @@ impl Bug {
         Ok(())
     }
 
-    /// The files as they are with it.
+    /// The changed files with the bug planted.
     ///
     /// # Errors
-    /// A change that does not fit.
+    /// If a change does not fit.
     pub fn planted(&self, sources: &Sources) -> Result<BTreeMap<PathBuf, String>, String> {
         let mut changes: BTreeMap<&Path, Vec<(Range<usize>, &str)>> = BTreeMap::new();
         let fails = |file: &Path, error: &str| format!("{}: {}: {error}", self.name, file.display());
@@ -147,7 +147,7 @@ impl Bug {
 }
 
 impl Edit {
-    /// Where in its file it goes.
+    /// The place of the change in its file.
     fn place(&self, sources: &Sources) -> Result<Range<usize>, String> {
         let source = sources.get(&self.file)?;
         let (item, within) = match &self.item {
@@ -167,7 +167,7 @@ impl Edit {
     }
 }
 
-/// Where `old` occurs, however lines are broken: blanks do not count.
+/// The places where `old` occurs, however lines are broken: blanks do not count.
 fn find(text: &str, within: Range<usize>, old: &str) -> Vec<Range<usize>> {
     let bytes = |text: &str, from: usize| -> Vec<(usize, u8)> {
         let all = text.bytes().enumerate().map(|(at, byte)| (from + at, byte));

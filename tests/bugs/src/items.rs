@@ -1,4 +1,4 @@
-//! Where the items of a source are, by their names.
+//! The places of a source's items, by their names.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ type Named = (String, Range<usize>);
 
 #[derive(Default)]
 struct Reader {
-    /// The type or the trait that is looked through.
+    /// The type or the trait that is being searched.
     owner: Option<String>,
     items: Vec<Named>,
 }
@@ -28,7 +28,7 @@ pub struct Source {
 
 impl Source {
     /// # Errors
-    /// It cannot be read, or is no Rust.
+    /// If it cannot be read, or is not Rust.
     fn read(file: &Path) -> Result<Source, String> {
         let text = fs::read_to_string(file).map_err(|error| error.to_string())?;
         let parsed = syn::parse_file(&text).map_err(|error| error.to_string())?;
@@ -37,11 +37,12 @@ impl Source {
         Ok(Source { text, items: reader.items })
     }
 
-    /// Places of the items of that name: several where a type has several traits with such a function.
+    /// Places of the items of that name: several where a type has several traits with such a
+    /// function.
     pub fn named(&self, name: &str) -> Vec<Range<usize>> {
         let mut places: Vec<_> =
             self.items.iter().filter(|item| item.0 == name).map(|item| item.1.clone()).collect();
-        // What lies in another one is found there.
+        // Items inside another one are found there.
         let all = places.clone();
         let holds = |one: &Range<usize>, other: &Range<usize>| {
             one != other && one.start <= other.start && other.end <= one.end
@@ -63,7 +64,7 @@ impl Sources {
     }
 
     /// # Errors
-    /// It cannot be read, or is no Rust.
+    /// If it cannot be read, or is not Rust.
     pub fn get(&self, file: &Path) -> Result<Rc<Source>, String> {
         if let Some(source) = self.read.borrow().get(file) {
             return Ok(source.clone());

@@ -1,4 +1,4 @@
-//! Plants bugs, one at a time, in a copy of the tree, and looks which check finds each of them.
+//! Plants bugs, one at a time, in a copy of the tree, and checks that each of them is found.
 //!
 //!     cargo run -p ringserve-bugs -- close/ send/rest-of-a-send-is-dropped
 //!
@@ -14,7 +14,8 @@ use std::process::ExitCode;
 use bug::Bug;
 use clap::Parser;
 
-/// Plants bugs, one at a time, in a copy of the tree, and looks whether its check finds it. Ends with 1 if one is not found.
+/// Plants bugs, one at a time, in a copy of the tree, and looks whether its check finds it. Ends
+/// with 1 if one is not found.
 #[derive(Parser)]
 struct Args {
     /// Parts of names (folder/name); without one all bugs are planted, which takes hours.
@@ -25,7 +26,7 @@ struct Args {
     /// Bugs marked `fast` alone, by the simulator alone.
     #[arg(long)]
     fast: bool,
-    /// Seeds of the simulator for each bug; of whole servers 5000 at most.
+    /// Seeds of the simulator for each bug; at most 5000 for whole servers.
     #[arg(long, default_value_t = 20_000, value_name = "N")]
     seeds: u32,
 }

@@ -1,4 +1,4 @@
-//! A copy of the tree, in which one bug after the other is planted and checked.
+//! A copy of the tree, in which bugs are planted and checked one after the other.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -18,10 +18,10 @@ use crate::bug::{Bug, Check};
 use crate::items::Sources;
 use crate::root;
 
-/// How long a check may take, the build not counted: one that never ends found the bug.
+/// The most seconds for a check, without the build: a check that never ends found the bug.
 const CHECK_SECONDS: u64 = 600;
 
-/// How quick the copy is built matters more than how quick it runs.
+/// Build settings of the copy: the time of the build matters more than that of the run.
 const BUILD: [(&str, &str); 5] = [
     ("CARGO_PROFILE_RELEASE_LTO", "off"),
     ("CARGO_PROFILE_RELEASE_DEBUG", "0"),
@@ -33,9 +33,9 @@ const BUILD: [(&str, &str); 5] = [
 /// Seeds for tests that take their number from the environment.
 const TEST_SEEDS: &str = "300";
 
-/// What a check came to.
+/// The outcome of a check.
 enum Verdict {
-    /// What the check said first.
+    /// The check failed, with this as its first message.
     Found(String),
     /// Nothing failed.
     Missed,
@@ -52,10 +52,10 @@ struct Tree {
     sources: Sources,
 }
 
-/// Plants each bug, and says what found it. The number of those that nothing found.
+/// Plants each bug, and reports what found it. Returns the number of those that nothing found.
 ///
 /// # Errors
-/// The tree cannot be copied, or a check fails without any bug.
+/// If the tree cannot be copied, or a check fails without any bug.
 pub fn run(bugs: &[Bug], seeds: u32, only_seeds: bool) -> Result<usize, Box<dyn Error>> {
     let folder = root().join("target/bugs");
     let target = std::env::var_os("BUGS_TARGET_DIR").map_or_else(|| folder.join("target"), PathBuf::from);
@@ -83,7 +83,8 @@ pub fn run(bugs: &[Bug], seeds: u32, only_seeds: bool) -> Result<usize, Box<dyn 
 }
 
 impl Tree {
-    /// Brings the copy to what the tree is now. What did not change keeps its time, so that it is not built again.
+    /// Updates the copy to the current tree. Unchanged files keep their time, so that they are not
+    /// built again.
     fn copy(&self) -> Result<(), Box<dyn Error>> {
         let listed = Command::new("git")
             .args(["ls-files", "-z", "-co", "--exclude-standard"])
@@ -96,7 +97,7 @@ impl Tree {
         let files: BTreeSet<&Path> = listed.split_terminator('\0').map(Path::new).collect();
         remove_others(&self.folder, Path::new(""), &files)?;
         for file in files {
-            // One that is deleted and not committed yet is still listed.
+            // A file that is deleted but not committed yet is still listed.
             let (from, to) = (root().join(file), self.folder.join(file));
             if !from.exists() {
                 if to.exists() {
@@ -110,7 +111,7 @@ impl Tree {
         Ok(())
     }
 
-    /// A check that fails without any bug would find each of them.
+    /// Checks that every check passes without a bug: one that fails would find each of them.
     fn holds_without_a_bug(&self, bugs: &[Bug]) -> Result<(), Box<dyn Error>> {
         let mut checks: Vec<&Check> = bugs.iter().map(|bug| &bug.check).collect();
         checks.sort();
@@ -198,7 +199,7 @@ impl Tree {
     }
 }
 
-/// Removes what the tree does not have any more.
+/// Removes files that the tree no longer has.
 fn remove_others(folder: &Path, below: &Path, files: &BTreeSet<&Path>) -> io::Result<()> {
     fs::create_dir_all(folder.join(below))?;
     for entry in fs::read_dir(folder.join(below))? {
@@ -213,7 +214,7 @@ fn remove_others(folder: &Path, below: &Path, files: &BTreeSet<&Path>) -> io::Re
     Ok(())
 }
 
-/// Runs a command to its end, or for `seconds`: whether it succeeded, and what it wrote.
+/// Runs a command to its end, or for `seconds`. Returns whether it succeeded, and its output.
 fn finished(command: &mut Command, seconds: u64) -> Result<(bool, String), Box<dyn Error>> {
     let output = std::env::temp_dir().join(format!("ringserve-bugs-{}", std::process::id()));
     let file = fs::File::create(&output)?;
@@ -222,7 +223,7 @@ fn finished(command: &mut Command, seconds: u64) -> Result<(bool, String), Box<d
     let (pid, (ends, ended)) = (Pid::from_child(&child), channel::<()>());
     let guard = thread::spawn(move || {
         let is_late = ended.recv_timeout(Duration::from_secs(seconds)) == Err(RecvTimeoutError::Timeout);
-        // With the programs that it started.
+        // Together with the programs that it started.
         is_late && kill_process_group(pid, Signal::KILL).is_ok()
     });
     let status = child.wait()?;
@@ -236,7 +237,7 @@ fn finished(command: &mut Command, seconds: u64) -> Result<(bool, String), Box<d
     Ok((status.success(), text))
 }
 
-/// The first line that begins so, else the last one.
+/// The first line that begins in this way, else the last one.
 fn first(output: &str, begins: &[&str]) -> String {
     let named = begins.iter().find_map(|begin| output.lines().find(|line| line.starts_with(begin)));
     named.or(output.lines().last()).unwrap_or_default().to_owned()
