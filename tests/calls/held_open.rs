@@ -7,7 +7,7 @@ use ringserve::CloseReason;
 use ringserve_tests::client::{End, frame, frames};
 use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, order, pattern};
 
-/// One whose peer finished writing, and that the service heard of.
+/// A connection whose peer finished writing, after the service was informed of that.
 fn held(lab: &Lab, name: &str) -> Client {
     let mut client = lab.reached(name);
     assert_eq!(client.ask(order::hold_open()), b"held");
@@ -124,7 +124,7 @@ fn a_peer_that_resets_after_its_end_is_gone() {
     let client = held(&lab, "it");
     client.reset();
     let handle = lab.shared.handle("it");
-    // A send finds out, at the latest.
+    // A send finds out, if nothing else does.
     eventually("it is gone", SOON, || handle.push("are you there?").is_err());
     lab.closed_for(CloseReason::PeerReset, 1);
     lab.finish();

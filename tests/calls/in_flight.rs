@@ -46,7 +46,7 @@ fn a_frame_beyond_the_limit_waits_until_a_call_is_done() {
     lab.at_doors(5);
     assert!(client.is_silent());
     lab.shared.doors.open("5");
-    // Its place goes to one that is done at once, and then to the next.
+    // Its place goes to a call that is done at once, and then to the next.
     assert_eq!([client.recv(), client.recv()], [order::door("5"), order::echo("6")]);
     lab.at_doors(6);
     for name in ["7", "1", "2", "4"] {
@@ -171,7 +171,7 @@ fn those_that_fail_together_end_the_connection_with_all_others() {
         lab.shared.gate.open();
         assert_eq!(client.end(), end);
         drop(client);
-        // All but the one that failed first.
+        // All except the one that failed first.
         let dropped = || lab.shared.dropped.load(SeqCst) == 3 * round;
         eventually("the others are dropped", SOON, dropped);
         lab.shared.gate.close();

@@ -1,4 +1,4 @@
-//! Calls: those that wait, several at once, those that panic, and what stands around them.
+//! Calls: those that wait, several at once, those that panic, and the layers around them.
 
 mod held_open;
 mod in_flight;

@@ -22,8 +22,9 @@ use tokio::sync::Semaphore;
 /// Long enough never to be over in a test.
 const NEVER: Duration = Duration::from_secs(3600);
 
-/// Notes what it hears. A call `wait` waits until the test lets one go, `twice` is polled twice before it is done, `fail` fails, `panic` panics, `hold` holds the
-/// connection open, anything else is sent back.
+/// Notes its events. A call `wait` waits until the test lets one go, `twice` is polled twice before
+/// it is done, `fail` fails, `panic` panics, `hold` holds the connection open, anything else is
+/// sent back.
 #[derive(Clone, Default)]
 struct Inner {
     heard: Arc<Mutex<Vec<String>>>,
@@ -154,7 +155,7 @@ fn stack(limits: Bounds, max: usize, time: Duration) -> (ServerHandle, Inner, Ca
 
 #[test]
 fn every_hook_reaches_the_service_inside() {
-    // Heartbeats may come at any time, and as often as it takes.
+    // Heartbeats may come at any time, and any number of them.
     let heartbeat = Some(Duration::from_millis(20));
     let limits = no_time_limits().heartbeat_interval(heartbeat).heartbeats_missed_max(255);
     let (running, inner, _) = stack(limits, 100, NEVER);
@@ -252,7 +253,7 @@ fn calls_that_are_dropped_lose_no_permit() {
     let mut third = third;
     inner.gate.open.add_permits(1);
     assert_eq!(third.recv(), b"wait 2");
-    // And one that panics gives its permit back.
+    // And a call that panics gives its permit back.
     let mut panics = client(&running);
     panics.send("panic");
     assert_eq!(panics.end(), End::Reset);
@@ -364,7 +365,7 @@ fn a_closure_is_told_of_ends() {
     ringserve_tests::finish(running);
 }
 
-/// A service whose error cannot be.
+/// A service whose error type has no value.
 struct Never;
 
 impl Service for Never {

@@ -1,4 +1,4 @@
-//! User code that panics, wherever it is called from: its connection ends, the shard lives.
+//! User code that panics, from wherever it is called: its connection ends, the shard lives.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -76,7 +76,7 @@ fn a_call_that_panics_after_waiting_ends_its_connection_only() {
 fn open_that_panics_ends_its_connection_and_close_is_not_called() {
     let lab = Lab::start(no_time_limits());
     lab.shared.panic_in_open.store(true, SeqCst);
-    // The reset may be here before the peer saw that it is connected.
+    // The reset may arrive before the peer saw that it is connected.
     let end = lab.client_that_may_fail().map_or(End::Reset, |mut client| client.end());
     assert_eq!(end, End::Reset);
     lab.closed_for(PANICKED, 1);
@@ -218,7 +218,7 @@ fn framing_that_panics_within_a_frame_keeps_the_accounts() {
         client.write(&[0xEE; 3000]);
         assert_eq!(client.end(), End::Reset);
         lab.closed_for(PANICKED, n);
-        // A peer that holds half a frame would now be closed for what was counted wrong.
+        // A peer that holds half a frame would now be closed because of the wrong count.
         canary.write(b"e");
         echoes_half(&mut canary);
     }
@@ -329,7 +329,7 @@ impl Wake for Bomb {
     }
 }
 
-/// A service whose calls wait with a waker that panics, if their first letter is large.
+/// A service whose calls wait with a waker that panics, if their first letter is upper case.
 struct Waits {
     upstream: SocketAddr,
 }
@@ -355,7 +355,7 @@ impl Service for Waits {
     }
 }
 
-/// Polls a future once with that waker, and then waits for ever, if it is to be so.
+/// Polls a future once with that waker if `bombed`, and then waits for ever.
 async fn with_waker<F: Future>(bombed: bool, future: F) -> F::Output {
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Bomb));

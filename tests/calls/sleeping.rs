@@ -61,7 +61,7 @@ fn many_sleep_at_once_for_different_times_and_none_wakes_early() {
     let running = server.start(move |_| Sleeper(for_shard.clone())).unwrap();
     let mut clients: Vec<Client> = (0..200).map(|_| Client::connect(running.local_addrs()[0])).collect();
     for round in 0..5 {
-        // From nothing over parts of a step to a few levels of the wheel.
+        // From zero over parts of a step to a few levels of the wheel.
         let time = |n: u64| (n * n * 9 + round * 777) % 400_000;
         clients.iter_mut().zip(0..).for_each(|(client, n)| client.write(format!("{}\n", time(n)).as_bytes()));
         for (client, n) in clients.iter_mut().zip(0..) {
@@ -135,7 +135,7 @@ fn a_deadline_that_is_not_over_gives_back_what_came() {
     assert_eq!(lab.finish().counters.closed_for(CloseReason::Shutdown), 1);
 }
 
-/// What its tasks did.
+/// Events of its tasks.
 #[derive(Default)]
 struct Tasks {
     done: AtomicU64,
@@ -143,7 +143,7 @@ struct Tasks {
     clock: AtomicU64,
 }
 
-/// Spawns what a line says, and answers it.
+/// Spawns the tasks that a line names, and answers it.
 struct Spawner {
     tasks: Arc<Tasks>,
     /// Shared with tasks: they run on this thread.
@@ -211,7 +211,7 @@ fn spawner() -> (ServerHandle, Arc<Tasks>, Client) {
     let for_shard = tasks.clone();
     let server = On::default().server(no_time_limits()).framing(LengthPrefix::default());
     let start = move |shard: &ringserve::Shard| {
-        // A task of the factory, that never ends by itself.
+        // A task of the factory that never ends by itself.
         let (clock, ticks) = (for_shard.clone(), shard.clone());
         shard.spawn(async move {
             let _dropped = Dropped(clock.clone());

@@ -12,13 +12,13 @@ use ringserve::{CloseCx, CloseReason, Cx, Frame, Runtime, ServerHandle, Service}
 use ringserve_tests::client::End;
 use ringserve_tests::{Client, On, SOON, eventually, finish, no_time_limits, watch};
 
-/// What tasks did.
+/// Events of tasks.
 #[derive(Default)]
 struct Seen {
     dropped: AtomicU64,
     /// Tasks that were dropped when each connection was closed.
     at_close: Mutex<Vec<u64>>,
-    /// How tasks ended whose handles were awaited by others.
+    /// The ends of tasks whose handles were awaited by others.
     ends: Mutex<Vec<JoinError>>,
 }
 
@@ -35,7 +35,7 @@ async fn for_ever(dropped: Dropped) {
     pending().await
 }
 
-/// Spawns what a frame says, and answers it.
+/// Spawns the tasks that a frame names, and answers it.
 struct Spawner(Arc<Seen>);
 
 impl Service for Spawner {
@@ -96,7 +96,7 @@ impl Service for Spawner {
     }
 }
 
-/// Also in a runtime, where a shard that sleeps has to hear of its tasks.
+/// Also in a runtime, where a shard that sleeps must be informed of its tasks.
 #[track_caller]
 fn on_each(test: impl Fn(ServerHandle, Client, Arc<Seen>)) {
     for runtime in [Runtime::Own, Runtime::Tokio] {

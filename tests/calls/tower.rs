@@ -112,7 +112,8 @@ fn an_error_closes_its_connection_alone() {
     ringserve_tests::finish(running);
 }
 
-/// Is ready for one call each time the test says so, and remembers one waker alone, as the contract allows.
+/// Becomes ready for one call each time the test allows it, and remembers only one waker, as the
+/// contract permits.
 struct Sluggish(Arc<Shared>);
 
 #[derive(Default)]
@@ -165,7 +166,7 @@ fn service_is_asked_before_each_call_and_calls_keep_order() {
         client.send(n.to_string());
         eventually("the call begins", SOON, || calls.counts().waited == n as u64 + 1);
     }
-    // The first one polls, and goes; so does one that only waits for its turn.
+    // The first one polls, and ends; so does one that only waits for its turn.
     clients.remove(0).reset();
     clients.remove(1).reset();
     eventually("their calls are dropped", SOON, || calls.counts().dropped == 2);
@@ -180,7 +181,7 @@ fn service_is_asked_before_each_call_and_calls_keep_order() {
 
 type Waits = Pin<Box<dyn Future<Output = Result<Frame, Infallible>>>>;
 
-/// Answers when the test lets it, and counts who is inside.
+/// Answers when the test allows it, and counts the calls inside.
 fn gated(gate: Arc<Semaphore>, inside: Arc<AtomicUsize>) -> impl Fn(Request) -> Waits + Clone {
     move |request: Request| {
         let (gate, inside) = (gate.clone(), inside.clone());

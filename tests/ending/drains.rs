@@ -1,4 +1,4 @@
-//! Shutting down: what was asked is answered, and the server ends in time.
+//! Shutting down: requests that arrived are answered, and the server ends in time.
 
 use std::convert::Infallible;
 use std::io::Write;
@@ -48,7 +48,8 @@ fn drain_under_load_cuts_no_reply_and_resets_no_peer() {
     assert_eq!(frames, answered.load(SeqCst), "a request without an answer before the FIN was not executed");
 }
 
-/// Asks for a few replies at a time, and looks at each, until the server closes: with FIN, and not within a reply.
+/// Asks for a few replies at a time, and checks each, until the server closes: with FIN, and not
+/// within a reply.
 fn load_until_fin(mut client: Client, n: usize, answered: &AtomicU64) {
     let payload = order::echo(pattern(n * 997));
     let wire = frame(&payload);
@@ -61,7 +62,7 @@ fn load_until_fin(mut client: Client, n: usize, answered: &AtomicU64) {
             answered.fetch_add(1, SeqCst);
         }
     }
-    // The server has closed both ways, so what it sent before was read before.
+    // The server has closed both ways, so its earlier bytes were read before.
     assert_eq!(client.end(), End::Fin);
 }
 
@@ -124,7 +125,7 @@ fn call_not_done_at_the_drain_limit_is_reset() {
     eventually("everything arrives", SOON, || lab.stats().counters.bytes_received == 5 + 15 + 5);
     let started = Instant::now();
     lab.running.shutdown();
-    // Half a frame is not waited for.
+    // Half a frame is not awaited.
     assert_eq!(half.end(), End::Fin);
     drop(half);
     assert_eq!(waits.end(), End::Reset);

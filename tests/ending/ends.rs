@@ -1,4 +1,4 @@
-//! How connections end: half-closed, reset, closed by either side.
+//! The ends of connections: half-closed, reset, closed by either side.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -110,7 +110,8 @@ fn close_lets_the_replies_leave_and_says_fin() {
 
 #[test]
 fn close_keeps_the_reply_though_the_peer_goes_on_writing() {
-    // What the kernel still holds must survive what the peer sends, for as long as linger says.
+    // Bytes that the kernel still holds must survive whatever the peer sends, for the time of
+    // linger.
     let lab = Lab::start(no_time_limits().linger_timeout(SOON));
     for n in 1..=10 {
         let mut client = Client::with_small_window(lab.addr());

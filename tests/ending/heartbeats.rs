@@ -9,7 +9,7 @@ use ringserve_tests::Bounds;
 use ringserve_tests::client::{End, frame, frames};
 use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, order};
 
-/// Asked for each tenth of a second; no peer is lost that is silent for less than a second.
+/// Asks every tenth of a second; no peer is lost that is silent for less than a second.
 fn often() -> Bounds {
     no_time_limits().heartbeat_interval(Duration::from_millis(100)).heartbeats_missed_max(10)
 }
@@ -19,7 +19,7 @@ fn soon_lost() -> Bounds {
     no_time_limits().heartbeat_interval(Duration::from_millis(100)).heartbeats_missed_max(1)
 }
 
-/// Waits until one that says nothing is lost.
+/// Waits until a silent client is lost.
 #[track_caller]
 fn another_is_lost(lab: &Lab, mut mute: Client) {
     assert_eq!(mute.end_after_all(), End::Fin);
@@ -49,7 +49,7 @@ fn peer_that_answers_lives_while_a_mute_one_is_lost() {
     let mute = lab.client();
     let lost = || lab.stats().counters.closed_for(CloseReason::HeartbeatLost);
     let mut beats = 0;
-    // More than it could miss, so its answers were counted.
+    // More beats than it could miss, so its answers were counted.
     while beats < 15 || lost() == 0 {
         assert_eq!(answers.recv(), b"beat");
         beats += 1;
@@ -96,7 +96,7 @@ fn half_closed_peer_cannot_answer_and_is_not_lost() {
 fn peer_that_the_server_holds_back_is_not_lost() {
     let lab = Lab::start(soon_lost());
     let mut client = lab.client();
-    // It never stops sending; it is the call before that keeps the server from reading.
+    // It never stops sending; the call before is what keeps the server from reading.
     let mut writer = client.stream.try_clone().unwrap();
     writer.set_write_timeout(None).unwrap();
     client.send(order::gate(""));

@@ -1,4 +1,4 @@
-//! How connections and servers end: by the peer, by a limit, by a drain.
+//! The ends of connections and servers: by the peer, by a limit, by a drain.
 
 mod drains;
 mod ends;

@@ -1,4 +1,4 @@
-//! Peers that do not read what they asked for.
+//! Peers that do not read what they requested.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
@@ -51,7 +51,8 @@ fn peer_that_never_reads_is_closed_and_others_notice_nothing() {
 
 #[test]
 fn a_reader_that_is_slow_but_reads_is_neither_stalled_nor_idle() {
-    // The kernel holds little for the peer, so that most of the reply waits in the server all the time.
+    // The kernel holds little for the peer, so that most of the reply waits in the server all the
+    // time.
     let limits = no_time_limits()
         .write_stall_timeout(Duration::from_millis(400))
         .idle_timeout(Duration::from_millis(200));
@@ -63,7 +64,7 @@ fn a_reader_that_is_slow_but_reads_is_neither_stalled_nor_idle() {
     assert_eq!(client.read(4), (len as u32).to_be_bytes());
     for (n, piece) in expected.chunks(len / 24).enumerate() {
         assert!(client.read(piece.len()) == piece, "piece {n}");
-        // What is left after 16 MiB may lie in the kernel already, where the server sees nothing move.
+        // The rest after 16 MiB may lie in the kernel already, where the server sees nothing move.
         if n < 16 {
             // Less than either limit; together much more.
             let tick = Instant::now();
@@ -71,7 +72,7 @@ fn a_reader_that_is_slow_but_reads_is_neither_stalled_nor_idle() {
         }
     }
     client.echoes("alive");
-    // Nothing is owed any more: now it is idle.
+    // Nothing is owed now: the connection is idle.
     assert_eq!(client.end(), End::Fin);
     drop(client);
     lab.closed_for(CloseReason::IdleTimeout, 1);

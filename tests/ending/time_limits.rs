@@ -1,4 +1,5 @@
-//! Each time limit closes what it is about, with its own reason, and no other connection notices.
+//! Each time limit closes the connections that it covers, with its own reason, and no other
+//! connection notices.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -97,7 +98,7 @@ fn a_listener_is_idle_where_received_bytes_alone_count() {
     let lab = Lab::start(limits);
     let (mut listens, mut talks) = (lab.reached("it"), lab.client());
     let (handle, started) = (lab.shared.handle("it"), Instant::now());
-    // Each says something or hears something all the time; one of them only hears.
+    // Each sends or receives all the time; one of them only receives.
     while handle.push("tick").is_ok() && listens.read_whole_or_fin(&mut [0; 8]).is_some() {
         talks.echoes("");
         assert!(started.elapsed() < ringserve_tests::SOON, "the listener is still there");
@@ -113,7 +114,7 @@ fn talker_without_answers_is_idle_if_sent_bytes_alone_count() {
     let lab = Lab::start(no_time_limits().idle_timeout(SHORT).idle_counts(IdleActivity::Sent));
     let (mut talks, mut asks) = (lab.reached("it"), lab.client());
     let started = Instant::now();
-    // Each says something all the time; one of them only pieces of a frame, to which there is no answer yet.
+    // Each sends all the time; one of them only pieces of a frame, to which there is no answer yet.
     talks.write(&[0, 1, 0, 0]);
     while talks.is_silent() {
         talks.write(&[0]);
@@ -164,7 +165,7 @@ fn call_that_waits_too_long_is_closed_after_queued_replies() {
             client
         })
         .collect();
-    // Their time is over before they read: nothing is taken from what they are owed.
+    // Their time is over before they read: they still get everything that they are owed.
     for n in 0..10 {
         let handle = lab.shared.handle(&n.to_string());
         eventually("its time is over", SOON, || handle.is_gone());
@@ -208,19 +209,20 @@ fn half_frame_below_the_rate_is_closed_and_one_above_lives() {
     let wire = frame(order::echo_of(100_000));
     let (begin, mut rest) = wire.split_at(10);
     fast.write(begin);
-    // While its call waits the server does not look at what comes behind it.
+    // While its call waits the server does not look at later bytes.
     waits.write(&[frame(order::gate("")), begin.to_vec()].concat());
     lab.parked(1);
     slow.write(begin);
     let started = Instant::now();
     let mut drops = 0;
-    // The window of the slow one began last, so the fast one's is over too when that is closed.
+    // The window of the slow one began last, so the fast one's is over too when the slow one is
+    // closed.
     while lab.stats().counters.closed_for(CloseReason::ReadTooSlow) == 0 {
         assert!(started.elapsed() < 2 * SOON, "{:?}", lab.stats().counters);
         let (byte, more) = rest.split_at(1);
         fast.write(byte);
         rest = more;
-        // Now and then a byte, as one who wants to keep the connection would.
+        // A byte now and then, as from a peer that wants to keep the connection.
         if started.elapsed() > Duration::from_secs(drops) {
             let _ = std::io::Write::write(&mut slow.stream, b"e");
             drops += 1;

@@ -1,4 +1,5 @@
-//! Peers that take a little now and then, and others that hold memory up to its limit: they go, and no others.
+//! Peers that take a little now and then, and others that hold memory up to its limit: they end,
+//! and no others.
 
 use std::io::{ErrorKind, Read};
 use std::time::Duration;
@@ -8,7 +9,8 @@ use ringserve_tests::Bounds;
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, order};
 
-/// Reads at most `most` of the bytes that are there. True if the connection was reset, which a socket tells once.
+/// Reads at most `most` of the available bytes. True if the connection was reset, which a socket
+/// reports once.
 fn sip(client: &mut Client, most: usize) -> bool {
     client.stream.set_nonblocking(true).unwrap();
     let read = client.stream.read(&mut vec![0; most]);
@@ -31,7 +33,7 @@ fn peers_that_take_a_little_now_and_then_are_closed() {
         for (client, reset) in sippers.iter_mut().zip(&mut resets) {
             *reset |= sip(client, 512);
         }
-        // Everything that it is sent, however little that is in all.
+        // It takes everything that it is sent, however little that is in all.
         assert_eq!(canary.ask(order::reply(1000)).len(), 1000);
         lab.stats().counters.closed == 20
     });
@@ -57,7 +59,8 @@ fn half_a_frame(lab: &Lab, bytes: usize) -> Client {
     client
 }
 
-/// Half frames of 10 KB each until they fill what may be held. Returns those that are left, and how many had to go for others.
+/// Sends half frames of 10 KB each until they fill the memory limit. Returns those that are left,
+/// and how many were closed for others.
 fn fill(lab: &Lab) -> (Vec<Client>, u64) {
     let mut halves = Vec::new();
     while lab.stats().counters.closed == 0 {
@@ -96,7 +99,7 @@ fn a_reply_at_the_memory_limit_ends_those_that_hold_most() {
 fn of_those_that_hold_memory_the_heaviest_goes_first() {
     let lab = Lab::start(tight());
     let mut heaviest = half_a_frame(&lab, 700_000);
-    // A reader that takes nothing is as heavy as it looks.
+    // A reader that takes nothing counts with all that it holds.
     let mut reader = Client::with_small_window(lab.addr());
     reader.send(order::reply(3_900_000));
     eventually("both are there", SOON, || {
