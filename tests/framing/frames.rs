@@ -1,4 +1,4 @@
-//! Frames of every size and shape, and what is none.
+//! Frames of every size and shape, and bytes that are no frame.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
@@ -10,7 +10,7 @@ use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, order, 
 
 const TOO_LARGE: CloseReason = CloseReason::BadFrame(FrameError::TooLarge { bytes: 0, max: 0 });
 
-/// A connection that is there all the time and must not notice what others do.
+/// A connection that stays all the time and must not be affected by others.
 struct Canary(Client);
 
 impl Canary {

@@ -1,5 +1,5 @@
-//! Framings on a server: what is no frame is named, what lies in one buffer is not copied, and codecs and framings
-//! of users work as they are documented to.
+//! Framings on a server: bytes that are no frame are named, frames that lie in one buffer are not
+//! copied, and codecs and framings of users work as they are documented to.
 
 mod codecs;
 #[allow(dead_code)]
@@ -19,7 +19,7 @@ use ringserve_tests::{Client, SOON, eventually, no_time_limits, on_epoll};
 
 const LAST_WORDS: &[u8] = b"these are no frames";
 
-/// Drivers there are.
+/// The drivers available here.
 fn drivers() -> impl Iterator<Item = Driver> {
     [Driver::IoUring, Driver::Epoll].into_iter().filter(|driver| *driver == Driver::Epoll || !on_epoll())
 }
@@ -36,14 +36,14 @@ fn start<F: Framing + Clone + Send, S: Service>(
     server.framing(framing).start(move |_| service()).expect("the server starts")
 }
 
-/// What happened to a connection.
+/// Events of a connection.
 #[derive(Default)]
 struct Seen {
     malformed: Mutex<Vec<FrameError>>,
     reasons: Mutex<Vec<CloseReason>>,
 }
 
-/// Tells of each frame how long it is and how much memory it pins.
+/// Reports of each frame how long it is and how much memory it pins.
 struct Witness(Arc<Seen>);
 
 impl Service for Witness {
@@ -65,7 +65,7 @@ impl Service for Witness {
     }
 }
 
-/// Bytes of a frame and of memory, as the witness tells.
+/// Bytes of a frame and of memory, as the witness reports them.
 #[track_caller]
 fn told(client: &mut Client) -> (usize, usize) {
     let mut line = Vec::new();
@@ -77,7 +77,8 @@ fn told(client: &mut Client) -> (usize, usize) {
     (len.parse().unwrap(), pinned.parse().unwrap())
 }
 
-/// After a good frame the bad bytes come, at once or one by one. They must be refused by that name, and in no way else.
+/// Sends the bad bytes after a good frame, at once or one by one. They must be refused by that
+/// name, and in no other way.
 #[track_caller]
 fn refuses(framing: impl Framing + Clone + Send, good: &[u8], bad: &[u8], error: FrameError) {
     let limits = no_time_limits().frame_bytes_max(1000);
@@ -89,7 +90,7 @@ fn refuses(framing: impl Framing + Clone + Send, good: &[u8], bad: &[u8], error:
         client.write(good);
         assert_eq!(told(&mut client).0, good.len());
         if one_by_one {
-            // The server may have heard enough before the last one.
+            // The server may have received enough before the last one.
             let _ = bad.iter().try_for_each(|byte| std::io::Write::write_all(&mut client.stream, &[*byte]));
         } else {
             client.write(bad);
@@ -205,7 +206,7 @@ fn raw_bytes_are_never_copied() {
     }
 }
 
-/// Sends a frame back; for those that the framing cannot express, see `EncodeError`.
+/// Sends a frame back; for frames that the framing cannot express, see `EncodeError`.
 #[derive(Clone, Copy)]
 struct Echo;
 
@@ -222,7 +223,8 @@ impl Service for Echo {
     }
 }
 
-/// Frames of many sizes come back as they were sent, pipelined, whatever the network does to them.
+/// Checks that frames of many sizes come back as they were sent, pipelined, however the network
+/// splits them.
 #[track_caller]
 fn echoes(framing: impl Framing + Clone + Send, frames: impl Fn(usize) -> Vec<u8>) {
     let limits = no_time_limits().receive_buffer_bytes(1024).receive_bytes_max(1 << 20);

@@ -1,4 +1,4 @@
-//! How bytes become frames, in whatever pieces they come.
+//! The way from bytes to frames, in whatever pieces they come.
 
 mod frames;
 mod framings;

@@ -1,18 +1,18 @@
-//! A path that carries little at a time.
+//! A path with small segments.
 
 use ringserve::CloseReason;
 use ringserve_tests::client::{End, frame, frames};
 use ringserve_tests::{Client, Lab, no_time_limits, order, pattern};
 use socket2::{Domain, SockRef, Socket, Type};
 
-/// The smallest segment that Linux takes, with its 12 bytes of TCP options.
+/// The smallest segment that Linux accepts, with its 12 bytes of TCP options.
 const MSS: u32 = 88;
 
 #[test]
 fn every_byte_arrives_in_segments_as_small_as_there_are() {
     let lab = Lab::start(no_time_limits());
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    // Before the connect it holds for both ways: the server is told.
+    // Before the connect it applies to both directions: the server is informed.
     socket.set_tcp_mss(MSS).unwrap();
     socket.connect(&lab.addr().into()).unwrap();
     let mut client = Client::of(socket);

@@ -1,4 +1,5 @@
-//! No byte ever reaches another connection: each one sends nothing but its own tag, and nothing else comes back.
+//! No byte ever reaches another connection: each one sends only its own tag, and nothing else comes
+//! back.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -16,7 +17,7 @@ use ringserve_tests::{Client, On, Random, SOON, eventually, finish, no_time_limi
 const THREADS: u64 = 4;
 const CONNECTIONS: u64 = 1500;
 
-/// What went wrong on the server's side.
+/// Errors on the server's side.
 #[derive(Default)]
 struct Seen {
     strangers: AtomicU64,
@@ -49,7 +50,7 @@ impl Service for Tagged {
                     thread::spawn(move || {
                         done.store(true, SeqCst);
                         waker.wake_by_ref();
-                        // A wake too many, which may find the next call in its place.
+                        // One wake-up too many, which may find the next call in its place.
                         waker.wake();
                     });
                 }
@@ -73,7 +74,7 @@ impl Service for Tagged {
 fn connections_that_come_and_go_see_their_own_bytes_only() {
     let seen = Arc::new(Seen::default());
     let for_shard = seen.clone();
-    // Few slots and small buffers, so that both are used again at once.
+    // Few slots and small buffers, so that both are reused at once.
     let limits = no_time_limits()
         .connections_max(24)
         .receive_buffer_bytes(512)
@@ -97,13 +98,15 @@ fn connections_that_come_and_go_see_their_own_bytes_only() {
     });
     assert_eq!(seen.strangers.load(SeqCst), 0);
     assert!(bytes.load(SeqCst) > 1 << 20, "{bytes:?} bytes came back");
-    // The last ones may still be queued in the kernel, and a server that shuts down accepts no more.
+    // The last ones may still be queued in the kernel, and a server that shuts down accepts no
+    // more.
     let all = THREADS * CONNECTIONS;
     eventually("all are accepted", SOON, || running.stats_now().counters.accepted == all);
     finish(running);
 }
 
-/// Sends frames of its tag, and ends in the middle of it, in one way or the other. Returns how many bytes came back.
+/// Sends frames of its tag, and ends in the middle, in one way or the other. Returns the number of
+/// bytes that came back.
 fn one_connection(addr: SocketAddr, tag: u64, random: &mut Random) -> u64 {
     let mut client = Client::connect(addr);
     // Below the limits of a kernel socket, so that it need not read while it writes.

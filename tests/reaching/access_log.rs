@@ -108,7 +108,7 @@ fn each_connection_that_ended_has_one_line_of_json() {
     streams.finish_writing();
     watch::closed_for(&running, CloseReason::PeerClosed, 3);
 
-    // The end of its last send may not have been heard of.
+    // The end of its last send may not have been reported.
     let mut cut = connect(0);
     echoes(&mut cut, "x\n");
     expected.push((

@@ -1,4 +1,4 @@
-//! Waiting for a connection's room and for its end, from threads that are no shard's.
+//! Waiting for a connection's room and for its end, from threads outside the shards.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering::SeqCst;
@@ -10,12 +10,13 @@ use ringserve::{CloseReason, ConnHandle, PushError};
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::{Client, Lab, SOON, no_time_limits, order, pattern};
 
-/// On an executor that has nothing to do with the server's.
+/// Runs a future on an executor that has nothing to do with the server's.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
 }
 
-/// A connection to which the test has the handle `it`, and whose peer takes little that it did not read.
+/// A connection to which the test has the handle `it`, and whose peer takes little beyond what it
+/// reads.
 fn slow(lab: &Lab) -> (Client, ConnHandle) {
     let mut client = Client::with_small_window(lab.addr());
     assert_eq!(client.ask(order::reach("it")), b"reached");
@@ -70,7 +71,7 @@ fn wait_for_room_ends_with_the_connection_and_with_the_shard() {
         });
         assert_eq!(handle.push("late"), Err(PushError::Gone));
         lab.abort();
-        // What waits for a shard that ended waits for nothing.
+        // Nothing waits for a shard that ended.
         block_on(async {
             handle.ready().await;
             handle.closed().await;

@@ -1,4 +1,5 @@
-//! One reply to all connections at once: more sends in one turn than the submission queue has entries.
+//! One reply to all connections at once: more sends in one turn than the submission queue has
+//! entries.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -7,13 +8,13 @@ use ringserve::framing::LengthPrefix;
 use ringserve::{Cx, Frame, LocalHandle, OpenCx, Refusal, Service};
 use ringserve_tests::{Client, On, SOON, eventually, finish, no_time_limits, on_epoll};
 
-/// Of a shard's submission queue.
+/// The size of a shard's submission queue.
 const ENTRIES: usize = 512;
 
 const MEMBERS: usize = 1000;
 const TEXTS: usize = 20;
 
-/// Sends every frame to all who were there.
+/// Sends every frame to all connections that exist.
 #[derive(Default)]
 struct Broadcast(RefCell<Vec<LocalHandle>>);
 
@@ -51,7 +52,8 @@ fn broadcast_beyond_the_submission_queue_reaches_all_in_order() {
     assert!(members.iter().all(Client::is_silent), "a member got one more");
     assert_eq!(report.counters.frames, TEXTS as u64);
     assert_eq!(report.counters.sends, (TEXTS * MEMBERS) as u64);
-    // At least those of the first one: later ones may find sends in flight, and leave a few at a time.
+    // At least those of the first one: later ones may find sends in flight, and leave a few at a
+    // time.
     let delayed = report.shards[0].driver.submissions_delayed - before.submissions_delayed;
     assert!(on_epoll() || delayed >= (MEMBERS - ENTRIES) as u64, "{delayed} operations had to wait");
     drop(members);

@@ -64,7 +64,7 @@ fn a_handle_of_a_connection_that_ended_is_gone() {
 fn a_handle_says_gone_as_soon_as_a_close_was_asked_for() {
     let lab = Lab::start(no_time_limits());
     let mut other = lab.client();
-    // Full, too: what is queued has yet to leave, and still the connection is gone for pushes.
+    // Full, too: queued bytes have yet to be sent, and still the connection is gone for pushes.
     let mut target = Client::with_small_window(lab.addr());
     assert_eq!(target.ask(order::name("target")), b"named");
     let push = order::push_to("target", pattern(100_000));
@@ -84,7 +84,7 @@ fn a_handle_says_gone_as_soon_as_a_close_was_asked_for() {
 
 #[test]
 fn an_old_handle_never_reaches_the_next_connection_in_its_slot() {
-    // Two slots: the named one's is used again at once.
+    // Two slots: the named one's is reused at once.
     let lab = Lab::start(no_time_limits().connections_max(2));
     let mut other = lab.client();
     other.echoes("");

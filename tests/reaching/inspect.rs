@@ -1,4 +1,5 @@
-//! Looking at single connections of a server: from its own handlers, and where shards do not answer.
+//! Single connections of a server as others see them: from its own handlers, and if shards do not
+//! answer.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -71,14 +72,15 @@ fn many_inspections_at_once_are_all_answered() {
         }
         (0..500).for_each(|n| clients[n % 10].echoes("x"));
     });
-    // What is given up is not looked for any more, and nothing waits for it.
+    // Nothing is searched for a query that was given up, and nothing waits for it.
     (0..1000).for_each(|_| drop(control.inspecting(Query::connections().page(1))));
     clients[0].echoes("x");
     drop(clients);
     lab.finish();
 }
 
-/// Says how many connections its server has: first by a wait that must not block the shard, then without blocking.
+/// Reports how many connections its server has: first by a wait that must not block the shard, then
+/// without blocking.
 struct Looks;
 
 impl Service for Looks {

@@ -14,7 +14,8 @@ use ringserve::sync::{AskError, Mesh, Reply, SendError};
 use ringserve::{Cx, Frame, Server, ServerHandle, Service, Shard};
 use ringserve_tests::{Client, EndOf, On, SOON, eventually, finish, no_time_limits};
 
-/// Sends what a frame says to the shard that its first byte names, and answers `ok`, `full` or `gone`.
+/// Sends the content of a frame to the shard that its first byte names, and answers `ok`, `full` or
+/// `gone`.
 struct Sends(Mesh<Vec<u8>>);
 
 impl Service for Sends {
@@ -164,7 +165,7 @@ fn mesh_has_no_shard_before_the_start_and_after_the_end() {
 
 #[test]
 fn messages_to_a_stopping_server_are_handled_or_dropped() {
-    // What is dropped is dropped once, and what is handled was not: nothing leaks and nothing doubles.
+    // A dropped message is dropped once, and was not handled: nothing leaks and nothing doubles.
     struct Counted(Arc<AtomicU64>);
     impl Drop for Counted {
         fn drop(&mut self) {
@@ -218,7 +219,7 @@ fn a_handler_that_panics_loses_only_its_message() {
     for n in (0..100).filter(|n| n % 3 != 0) {
         assert_eq!(reports.recv_timeout(SOON), Ok(n));
     }
-    // And alone, when the shard sleeps.
+    // And one by one, while the shard sleeps.
     for n in [102, 103, 105, 106] {
         shards.try_send(0, n).unwrap();
         if n % 3 != 0 {
@@ -245,7 +246,7 @@ fn no_message_is_handled_before_every_factory_returned() {
             let may_return = may_return.lock().unwrap();
             may_return.recv_timeout(SOON).unwrap();
             may_return.recv_timeout(SOON).unwrap();
-            // Time for what must not happen: no shard sends a third time.
+            // Time for an event that must not happen: no shard sends a third time.
             assert_eq!(may_return.recv_timeout(Duration::from_millis(200)), Err(RecvTimeoutError::Timeout));
         } else {
             joined.try_send(shard.index(), ()).unwrap();
@@ -270,7 +271,7 @@ fn a_message_goes_round_all_shards_and_no_wake_up_is_lost() {
     let running = server(SHARDS).start(move |shard: &Shard| {
         let (shards, next) = (joined.clone(), (shard.index() + 1) % SHARDS);
         let arrived = arrived.lock().unwrap().clone();
-        // Now and then through the sender's mailbox.
+        // Sometimes through the sender's mailbox.
         let own = shard.index();
         joined.register(shard, move |_from, n| match n {
             0 => arrived.send(()).unwrap(),
@@ -287,7 +288,7 @@ fn a_message_goes_round_all_shards_and_no_wake_up_is_lost() {
 
 #[test]
 fn shard_may_have_several_mailboxes_that_share_state() {
-    /// What a shard was told, for its connections to read.
+    /// Messages that a shard received, for its connections to read.
     struct Told(Rc<RefCell<Vec<String>>>);
     impl Service for Told {
         type Session = ();
@@ -339,8 +340,8 @@ fn a_server_whose_shards_cannot_join_does_not_start() {
 
 type Questions = Mesh<u32, u32>;
 
-/// Asks the shard that a frame's first byte names, or all with `*`, as many times as its second byte says, and replies with
-/// the outcomes.
+/// Asks the shard that a frame's first byte names, or all with `*`, as many times as its second
+/// byte gives, and replies with the outcomes.
 struct Asks(Questions);
 
 impl Service for Asks {
@@ -385,7 +386,7 @@ fn answered(numbers: impl IntoIterator<Item = u32>) -> String {
     format!("{:?}", numbers.into_iter().map(Ok::<u32, AskError>).collect::<Vec<_>>())
 }
 
-/// Waits for an answer on a thread that is no shard.
+/// Waits for an answer on a thread outside the shards.
 fn await_here<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(thread::Thread);
     impl std::task::Wake for Unpark {
@@ -464,7 +465,7 @@ fn questions_that_are_lost_end_at_once() {
     });
     let mut client = Client::connect(running.local_addrs()[0]);
     for to in [b'0', b'1'] {
-        // None of these waits for one that is kept.
+        // None of these waits for a question that is kept.
         let lost = format!("{:?}", Err::<u32, _>(AskError::Unanswered));
         assert_eq!(String::from_utf8(client.ask([to, 3])).unwrap(), format!("[Ok(0), {lost}, {lost}]"));
         // Beyond the life of a call.
@@ -495,7 +496,8 @@ fn question_of_a_connection_that_goes_is_given_up() {
     let mut client = Client::connect(running.local_addrs()[0]);
     client.send([b'0', 3]);
     eventually("all are asked", SOON, || kept.lock().unwrap().len() == 3);
-    // The slots are those of the questions that were given up, and the late answers are for none of these.
+    // The slots belong to the questions that were given up, and the late answers reach none of
+    // these.
     late.into_iter().for_each(|(_, reply)| reply.answer(99));
     for (number, reply) in std::mem::take(&mut *kept.lock().unwrap()) {
         reply.answer(number);
@@ -604,7 +606,7 @@ fn whatever_waits_for_a_shard_that_ends_comes_to_an_end() {
     }
 }
 
-/// Sends what a frame says to all other shards, and answers once each has room for it.
+/// Sends the content of a frame to all other shards, and answers once each has room for it.
 struct SendsToOthers(Mesh<Vec<u8>>);
 
 impl Service for SendsToOthers {
@@ -637,7 +639,7 @@ fn what_is_sent_to_others_comes_to_each_but_this_one() {
         let others: Vec<Got> = (0..3).filter(|to| *to != here).map(|to| (to, vec![n, to as u8])).collect();
         assert_eq!(told[..], others);
     }
-    // From a thread that is no shard it goes to all.
+    // From a thread outside the shards it goes to all.
     await_here(mesh.send_to_others(|to| vec![to as u8]));
     let mut told = [next(&reports), next(&reports), next(&reports)];
     told.sort();

@@ -1,4 +1,4 @@
-//! What a server counts as text: it is what OpenMetrics says, and it says what happened.
+//! The counters of a server as text: it is valid OpenMetrics, and its figures are right.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -182,7 +182,8 @@ fn calls_of_a_service_are_counted_with_their_times_and_errors() {
     let labels = format!("service=\"{service}\"");
     eventually("it is published", SOON, || lab.running.stats().counters.frames == 27);
     let families = scrape(&lab);
-    // 20 echoes, one that slept, and two that went wrong: neither those that wait nor the one that was dropped.
+    // 20 echoes, one that slept, and two that failed: neither those that wait nor the one that was
+    // dropped.
     assert_eq!(of(&families, &format!("call_seconds_count{{{labels}}}")), 23.0);
     assert_eq!(of(&families, &format!("calls_in_flight{{{labels}}}")), 3.0);
     let calls = &families["ringserve_service_call_seconds"].samples;
@@ -280,7 +281,7 @@ fn collector_stands_in_a_registry_beside_other_metrics() {
     lab.finish();
 }
 
-/// What the parser of these tests takes.
+/// Text that the parser of these tests accepts.
 const GOOD: &str = "# HELP a What.\n# TYPE a counter\na_total{c=\"d\\\"\",b=\"e\"} 3\n# TYPE f_seconds histogram\n\
     # UNIT f_seconds seconds\nf_seconds_sum 1.5\nf_seconds_count 2\nf_seconds_bucket{le=\"0.5\"} 1\n\
     f_seconds_bucket{le=\"+Inf\"} 2\n# EOF\n";

@@ -1,4 +1,4 @@
-//! The load of a server as its watchdog sees it, and what follows from it.
+//! The load of a server as its watchdog sees it, and the consequences.
 
 use std::convert::Infallible;
 use std::net::TcpStream;

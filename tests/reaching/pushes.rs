@@ -11,7 +11,7 @@ use ringserve::{CloseReason, ConnHandle, PushError};
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::{Client, EndOf, Lab, Random, SOON, eventually, no_time_limits, order, pattern};
 
-/// Pushes, as often as it takes. False if the connection ended.
+/// Pushes until it succeeds. False if the connection ended.
 #[track_caller]
 fn push_all(handle: &ConnHandle, payload: &[u8]) -> bool {
     let started = Instant::now();
@@ -250,7 +250,7 @@ fn handles_outlive_their_server() {
     let (stopped, done) = (AtomicBool::new(false), AtomicBool::new(false));
     let (pushed, gone) = (AtomicU64::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
-        // It pushes all the while, also while the server stops.
+        // It pushes all the time, also while the server stops.
         scope.spawn(|| {
             while !done.load(SeqCst) {
                 for handle in &handles {
@@ -279,7 +279,7 @@ fn handles_outlive_their_server() {
 #[test]
 fn an_old_handle_never_reaches_the_next_connection_in_its_slot() {
     const ROUNDS: u64 = 3_000;
-    // Four slots, so each is used again at once, while pushes to the one before are still on their way.
+    // Four slots, so each is reused at once, while pushes to the one before are still on their way.
     let lab = Lab::start(no_time_limits().connections_max(4));
     let handles: Mutex<Vec<(u64, ConnHandle)>> = Mutex::default();
     let (done, pushes) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -293,8 +293,9 @@ fn an_old_handle_never_reaches_the_next_connection_in_its_slot() {
                     for (tag, handle) in all {
                         let pushed = handle.push(tag.to_be_bytes().to_vec());
                         pushes.fetch_add(u64::from(pushed.is_ok()), SeqCst);
-                        // An order for a connection that is gone must not meet the next one in its slot. Not an abort:
-                        // the one that is gone may still be sending its last replies, and would end by it.
+                        // An order for a connection that is gone must not meet the next one in its
+                        // slot. Not an abort: the former connection may still be sending its last
+                        // replies, and would end by it.
                         if handle.is_gone() && random.below(4) == 0 {
                             handle.close();
                         }
@@ -339,7 +340,7 @@ fn storm_of_pushes_from_four_threads_loses_no_byte() {
     let mut clients: Vec<Client> = names.iter().map(|name| lab.reached(name)).collect();
     let handles: Vec<ConnHandle> = names.iter().map(|name| lab.shared.handle(name)).collect();
     let base = pattern(20_000);
-    // Who pushes the n-th time to a connection pushes this, after its own number.
+    // The n-th push of a thread to a connection has this text, after its own number.
     let text = |thread: usize, to: usize, n: usize| {
         let mut text = vec![thread as u8];
         text.extend_from_slice(&base[(to * 31 + n * 17) % 9_000..][..(thread + n * to) % 9_000]);

@@ -1,11 +1,11 @@
-//! Figures that shards publish: they follow what happens, and no reader waits for a shard.
+//! Figures that shards publish: they follow the events, and no reader waits for a shard.
 
 use std::time::{Duration, Instant};
 
 use ringserve::stats::ServerStats;
 use ringserve_tests::{Lab, SOON, eventually, no_time_limits, order};
 
-/// What is published is this much behind at most, and a test's thread is late too.
+/// The bound for the delay of published figures, plus the delay of a test's thread.
 const LATE: Duration = Duration::from_millis(100);
 
 #[test]
@@ -13,7 +13,8 @@ fn last_figures_of_a_shard_that_rests_are_published() {
     let lab = Lab::start(no_time_limits());
     let mut client = lab.client();
     for round in 1..=3 {
-        // Faster than figures are published: those of the last one are left to the shard that rests.
+        // Faster than figures are published: those of the last one remain for the shard when it
+        // rests.
         (0..20).for_each(|_| client.echoes("x"));
         eventually("what was counted is published", SOON, || {
             lab.running.stats().counters.frames == 20 * round

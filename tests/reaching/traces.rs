@@ -11,7 +11,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt};
 
-/// Collects the begins and ends of spans, and what happens in them.
+/// Collects the starts and ends of spans, and the events in them.
 fn subscribe() -> Logged {
     let traced = Logged::default();
     let writer = traced.clone();
@@ -65,7 +65,7 @@ fn one_in_four_connections_has_a_span_from_accept_to_end() {
         assert_eq!(count("ended reason=peer_closed"), 1, "{lines:#?}");
         assert!(lines.iter().all(|line| line.contains("connection{shard=0 service=\"")), "{lines:#?}");
     }
-    // The place of one that was chosen is another's now.
+    // The place of a chosen connection belongs to another one now.
     drop(clients);
     lab.holds(0);
     let before = traced.text().lines().count();

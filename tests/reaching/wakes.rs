@@ -1,4 +1,4 @@
-//! Waking shards from other threads and from each other, also where the caller blocks or ends.
+//! Waking shards from other threads and from each other, also if the caller blocks or ends.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -61,7 +61,8 @@ fn shard_that_a_blocked_one_began_to_wake_is_awake() {
     lab.ended();
 }
 
-/// Asks the other shard by a message and blocks its own until the answer is there, which a service should not do.
+/// Asks the other shard by a message and blocks its own until the answer arrives, which a service
+/// should not do.
 struct Asks {
     shards: Mesh<Sender<usize>>,
 }
@@ -105,7 +106,7 @@ fn a_shard_that_blocks_until_another_one_answers_is_answered() {
     finish(running);
 }
 
-/// Tells shard 1 of each end on shard 0, as late as a service can.
+/// Informs shard 1 of each end on shard 0, as late as a service can.
 struct LastWords {
     shards: Mesh<u64>,
     gate: Arc<Gate>,
@@ -148,7 +149,7 @@ fn wake_up_of_the_turn_of_a_shards_last_end_arrives() {
         running.shutdown();
         assert_eq!(first.end(), End::Fin);
         drop(first);
-        // Shard 0 has no connection left, and shard 1 sleeps beside its call.
+        // Shard 0 has no connection left, and shard 1 sleeps during its call.
         eventually("what shard 0 said last is heard", SOON, || heard.load(SeqCst) >= 1);
         running.abort();
         assert_eq!(second.end(), End::Reset);
@@ -156,7 +157,7 @@ fn wake_up_of_the_turn_of_a_shards_last_end_arrives() {
     }
 }
 
-/// Asks for a report of the server that it runs in.
+/// Requests a report of the server in which it runs.
 struct Reports {
     running: Arc<OnceLock<ServerHandle>>,
     gate: Arc<ringserve_tests::puppet::Block>,
@@ -182,7 +183,7 @@ impl Service for Reports {
     }
 }
 
-/// How often this thread has waited for something.
+/// The number of times that this thread has waited.
 fn waits() -> u64 {
     let path = format!("/proc/self/task/{}/status", rustix::thread::gettid().as_raw_nonzero());
     let status = std::fs::read_to_string(path).unwrap();
@@ -206,7 +207,8 @@ fn report_is_whole_never_falls_and_names_stale_shards() {
     let [mut blocks, mut asks] =
         one_on_each(|| Client::connect(addr), |client| client.ask_text("who").parse().unwrap());
     ringserve_tests::a_turn_passes(running);
-    // A shard that got no CPU for as long as a report waits is stale too, and answers the next time.
+    // A shard that got no CPU for as long as a report waits is stale too, and answers the next
+    // time.
     let report_when_stale = |shards: &[usize]| {
         let mut report = ServerStats::default();
         eventually("just these shards do not answer", SOON, || {
@@ -223,8 +225,9 @@ fn report_is_whole_never_falls_and_names_stale_shards() {
     let during = report_when_stale(&[0]);
     assert!(during.counters.frames > before.counters.frames, "the other shard answered");
     assert_eq!(during.shards[0].counters.frames, before.shards[0].counters.frames, "what it said last");
-    // From a shard: neither its own answer nor that of the blocked one is waited for. The kernel makes a thread wait for reasons
-    // that are not ours now and then (a page, a lock on the list of mappings); a shard that waited for an answer would each time.
+    // From a shard: neither its own answer nor that of the blocked one is awaited. The kernel makes
+    // a thread wait now and then for unrelated reasons (a page, a lock on the list of mappings); a
+    // shard that waited for an answer would wait each time.
     let fewest_waits = (0..20).map(|_| {
         asks.ask("report");
         let (report, waits) = reports.recv_timeout(SOON).unwrap();

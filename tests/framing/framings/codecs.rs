@@ -18,7 +18,7 @@ use ringserve_tests::client::{End, frame};
 use ringserve_tests::puppet::Gate;
 use ringserve_tests::{self, Client, SOON, eventually, no_time_limits, pattern};
 
-/// Where test and service meet.
+/// State shared by test and service.
 #[derive(Default)]
 struct Shared {
     gate: Gate,
@@ -28,7 +28,7 @@ struct Shared {
     outbox_most: AtomicUsize,
 }
 
-/// Does what lines say, and counts them for each connection.
+/// Follows the orders in lines, and counts them for each connection.
 struct Talk {
     shared: Arc<Shared>,
     line_bytes_max: usize,
@@ -108,7 +108,8 @@ impl Lab {
         Client::connect(self.running.local_addrs()[0])
     }
 
-    /// The only connection of the test ended for this reason, as the service was told.
+    /// Checks that the only connection of the test ended for this reason, as the service was
+    /// informed.
     #[track_caller]
     fn finish(self, told: CloseReason, counted: CloseReason) -> Arc<Shared> {
         let report = ringserve_tests::finish(self.running);
@@ -227,7 +228,8 @@ fn items_behind_a_close_through_a_handle_are_not_handed_over() {
     let mut client = Client::with_small_window(lab.running.local_addrs()[0]);
     client.write(&[&b"much\n".repeat(2000)[..], b"by handle\nlast\n"].concat());
     eventually("the call waits", SOON, || lab.shared.gate.came() == 1);
-    // The shard hears of a close by its handle one turn later, and until then what came is handed over.
+    // The shard notices a close by its handle one turn later, and until then received frames are
+    // handed over.
     ringserve_tests::a_turn_passes(&lab.running);
     assert_eq!(lab.shared.items.load(SeqCst), 2001);
     lab.shared.gate.open();
@@ -273,7 +275,7 @@ fn replies_to_one_piece_of_input_are_bounded() {
     lab.finish(CloseReason::PeerClosed, CloseReason::PeerClosed);
 }
 
-/// Sends each frame back, of which it gets the bytes that were received, without a copy.
+/// Sends each frame back, whose received bytes it gets without a copy.
 struct Echo;
 
 impl CodecService for Echo {
@@ -378,7 +380,7 @@ impl CodecService for Spell {
     }
 
     async fn call(&self, cx: &CodecCx<'_, Self>, letter: u8) -> Result<(), Fussy> {
-        // That it cannot be said does not matter here.
+        // It does not matter here that the letter cannot be written.
         let _ = cx.reply(letter);
         Ok(())
     }

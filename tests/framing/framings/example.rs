@@ -1,4 +1,4 @@
-//! `examples/custom_framing.rs` and the guide that goes through it.
+//! `examples/custom_framing.rs` and the guide that explains it.
 
 use ringserve::framing::{Decode, Framing, LengthPrefix, encode_to_vec};
 use ringserve::{CloseReason, ServerHandle};
@@ -66,7 +66,7 @@ fn the_framing_is_the_one_that_ships_but_for_its_limit() {
     let shipped = LengthPrefix::bytes(3).adjust(6).keep_header(true);
     let wire = frame(1, 2, 3, b"payload");
     for end in 3..=wire.len() {
-        // The one that ships asks for the length first, and then for all the rest.
+        // The one that ships asks for the length first, and then for all of the rest.
         let found = Http2Frames.decode(&wire[..end], 0);
         assert!(found == shipped.decode(&wire[..end], 0) || (end < 9 && found == Ok(Decode::More(9 - end))));
     }
