@@ -1,4 +1,4 @@
-//! Calls that block, and upstreams that have names, on threads and sockets.
+//! Calls that block, and upstreams with names, on threads and sockets.
 
 use std::io::{ErrorKind, Write};
 use std::net::TcpListener;
@@ -63,7 +63,7 @@ fn upstream_is_found_by_its_name() {
         let running = On { driver, ..On::default() }.server(no_time_limits()).start(move |shard| {
             let (inside, tell) = (shard.clone(), tell.clone());
             shard.spawn(async move {
-                // One of its addresses refuses, where it has two.
+                // One of its addresses refuses, if it has two.
                 let mut upstream = inside.connect(("localhost", port)).await.unwrap();
                 tell.send(upstream.read_frame().await.unwrap().map(|bytes| bytes.to_vec()).ok_or(None))
                     .unwrap();

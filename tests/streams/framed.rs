@@ -1,4 +1,5 @@
-//! Clients of frames where it takes a real kernel, on each driver, with a shard's own loop and inside runtimes.
+//! Clients of frames if they need a real kernel, on each driver, with a shard's own loop and inside
+//! runtimes.
 
 use std::convert::Infallible;
 use std::io;
@@ -23,7 +24,7 @@ impl Service for Answers {
 
 const QUESTIONS: usize = 300;
 
-/// Sends all questions in one task and hears the answers in another one.
+/// Sends all questions in one task and receives the answers in another one.
 async fn ask_all(mut client: Stream, to: SocketAddr) -> io::Result<()> {
     let shard = client.shard().clone();
     let (mut answers, questions) = shard.connect(to).await?.framed(LengthPrefix::default()).split();

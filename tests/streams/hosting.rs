@@ -25,7 +25,7 @@ use ringserve_tests::{Client, On, SOON, eventually, no_time_limits, pattern, wat
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, oneshot};
 
-/// Every way to be hosted, on the driver that the environment decides.
+/// Every way to be hosted, on the driver that the environment selects.
 const HOSTS: &[Runtime] = &[
     Runtime::Tokio,
     #[cfg(feature = "runtime-tokio-uring")]
@@ -36,7 +36,7 @@ fn server(host: Runtime, limits: Bounds) -> Server {
     On::default().server(limits).runtime(host)
 }
 
-/// For every host that there is here.
+/// Runs a test for every host available here.
 #[track_caller]
 fn on_each(test: impl Fn(Runtime)) {
     for host in HOSTS {
@@ -49,7 +49,7 @@ fn client(running: &ServerHandle) -> Client {
     Client::connect(running.local_addrs()[0])
 }
 
-/// Answers each line by a way that needs a runtime.
+/// Answers each line in a way that needs a runtime.
 struct Ways {
     upstream: SocketAddr,
     counter: mpsc::UnboundedSender<oneshot::Sender<u64>>,
@@ -144,8 +144,8 @@ fn tokio_works_in_handlers() {
     watch::finish(upstream);
 }
 
-/// Each of many connections asks again as soon as it is answered, by ways that wake the shard from everywhere. A wake-up
-/// that is lost leaves one of them without an answer.
+/// Each of many connections asks again as soon as it is answered, in ways that wake the shard from
+/// everywhere. A lost wake-up leaves one of them without an answer.
 #[test]
 fn no_wake_up_is_lost_among_a_thousand_connections() {
     const CONNECTIONS: usize = 1000;
@@ -158,7 +158,8 @@ fn no_wake_up_is_lost_among_a_thousand_connections() {
         let mut clients: Vec<Client> = (0..CONNECTIONS).map(|_| client(&running)).collect();
         for round in 0..ASKS {
             for (n, client) in clients.iter_mut().enumerate() {
-                // Most are answered at once, so that turns are full; others come back later, one by one.
+                // Most are answered at once, so that turns are full; others come back later, one by
+                // one.
                 let ways: &[u8] = match (n + round) % 10 {
                     0 => b"channel\n",
                     1 => b"local\n",
@@ -183,8 +184,8 @@ fn no_wake_up_is_lost_among_a_thousand_connections() {
     watch::finish(upstream);
 }
 
-/// Waits until this thread has nothing to do, so that its shard sleeps. Another thread looks, and what it says wakes this task
-/// and nothing else.
+/// Waits until this thread has nothing to do, so that its shard sleeps. Another thread looks, and
+/// its message wakes only this task.
 async fn until_the_thread_sleeps() {
     let status = format!("/proc/self/task/{}/stat", rustix::thread::gettid().as_raw_nonzero());
     let (tell, told) = oneshot::channel();
@@ -199,7 +200,7 @@ async fn until_the_thread_sleeps() {
     looks.join().expect("it looked");
 }
 
-/// Tasks of tokio's that hold connections: nothing but what they do tells the shard, which sleeps.
+/// Tasks of tokio's that hold connections: only their actions inform the shard, which sleeps.
 #[test]
 fn tasks_of_the_runtime_reach_a_shard_that_sleeps() {
     on_each(|host| {
@@ -243,7 +244,8 @@ fn tasks_of_the_runtime_reach_a_shard_that_sleeps() {
         });
         let running = running.unwrap();
         let mut client = client(&running);
-        // Each takes a few milliseconds. If something does not wake the shard, its own timers do after a second.
+        // Each takes a few milliseconds. If something does not wake the shard, its own timers do
+        // after a second.
         let started = Instant::now();
         for (ask, answer) in [
             ("w", "written"),
@@ -267,7 +269,7 @@ fn tasks_of_the_runtime_reach_a_shard_that_sleeps() {
     });
 }
 
-/// Keeps every frame but a ping in a task of the runtime, until it is told to let go.
+/// Keeps every frame but a ping in a task of the runtime, until it is ordered to let go.
 struct Keeper {
     keep: mpsc::UnboundedSender<Frame>,
 }
@@ -279,7 +281,7 @@ impl Keeper {
             let mut frames: Vec<Frame> = Vec::new();
             loop {
                 tokio::select! {
-                    // A frame that was answered before they are let go is one of them.
+                    // A frame that was answered before the release is one of them.
                     biased;
                     frame = kept.recv() => match frame {
                         Some(frame) => frames.push(frame),
@@ -376,7 +378,7 @@ fn files_of_tokio_uring_are_read_in_handlers() {
     std::fs::remove_file(path).unwrap();
 }
 
-/// tokio-uring submits only when its runtime has nothing else to do, which a busy shard must let happen.
+/// tokio-uring submits only when its runtime has nothing else to do, which a busy shard must allow.
 #[test]
 fn a_busy_shard_lets_the_runtime_go_on() {
     on_each(|host| {
@@ -384,7 +386,7 @@ fn a_busy_shard_lets_the_runtime_go_on() {
         let counted = turns.clone();
         let running = server(host, no_time_limits()).framing(Lines::default()).start(move |shard: &Shard| {
             let counted = counted.clone();
-            // It wants another turn in each turn, for ever.
+            // It requests another turn in each turn, for ever.
             shard.spawn(async move {
                 poll_fn::<(), _>(|task| {
                     counted.fetch_add(1, SeqCst);
@@ -516,7 +518,7 @@ fn a_factory_that_fails_on_a_host_is_reported() {
 fn a_port_is_free_once_a_hosted_server_has_ended() {
     on_each(|host| {
         let running = server(host, no_time_limits()).framing(Lines::default()).start(|_| {
-            // What is never done must not keep the runtime, or the thread.
+            // A future that never ends must not keep the runtime, or the thread.
             tokio::task::spawn_local(pending::<()>());
             tokio::task::spawn(pending::<()>());
             Echo

@@ -34,7 +34,7 @@ async fn echo(mut stream: Stream) -> io::Result<()> {
     }
 }
 
-/// The same without copies.
+/// Sends frames back without copies.
 async fn echo_frames(mut stream: Stream) -> io::Result<()> {
     while let Some(frame) = stream.read_frame().await? {
         stream.queue(frame);
@@ -49,7 +49,7 @@ fn echoes(client: &mut Client, bytes: &[u8]) {
     assert!(client.read(bytes.len()) == bytes, "{} bytes come back", bytes.len());
 }
 
-/// A way for a stream to tell its test something. The sender is cloned for each shard.
+/// A way for a stream to report to its test. The sender is cloned for each shard.
 fn told<T>() -> (Arc<Mutex<Sender<T>>>, Receiver<T>) {
     let (sender, receiver) = channel();
     (Arc::new(Mutex::new(sender)), receiver)
@@ -64,7 +64,7 @@ fn hear<T>(receiver: &Receiver<T>) -> T {
 fn every_byte_comes_in_its_place_whatever_pieces_it_comes_in() {
     let server = Streams::start(no_time_limits(), |_| {
         async |mut stream: Stream| {
-            // Pieces that have nothing to do with how they come.
+            // Pieces that have nothing to do with how the bytes arrive.
             let mut piece = [0; 7];
             loop {
                 match stream.read_exact(&mut piece).await {
@@ -156,7 +156,7 @@ fn frames_are_read_and_written_without_a_copy() {
     });
     let mut client = server.client();
     echoes(&mut client, b"little");
-    // In a receive buffer, which is larger.
+    // It lies in a receive buffer, which is larger.
     assert_eq!(hear(&hears), (6, 16 << 10));
     let large = pattern(3 << 20);
     let mut reader = Client::of(client.stream.try_clone().unwrap());
@@ -194,7 +194,7 @@ fn a_peer_that_is_not_read_is_held_back_and_costs_little() {
     });
     eventually("each is held back", SOON, || server.stats().counters.receives_paused == 20);
     let buffers = server.stats().shards[0].buffers;
-    // Of each the frame that waits, and behind these no more than a quarter of all.
+    // Of each the frame that waits, and after these no more than a quarter of all.
     assert!(buffers.leased <= BUFFERS / 4 + 20, "{buffers:?}");
     server.finish();
 }
@@ -236,7 +236,7 @@ fn reading_ends_with_the_peers_fin_and_writing_goes_on() {
         async move |mut stream: Stream| {
             let mut all = Vec::new();
             stream.read_to_end(&mut all).await.unwrap();
-            // Again, and still.
+            // The same result again.
             assert_eq!(stream.read(&mut [0]).await.unwrap(), 0);
             assert!(stream.read_frame().await.unwrap().is_none());
             shard.sleep(QUIET).await;
@@ -250,7 +250,7 @@ fn reading_ends_with_the_peers_fin_and_writing_goes_on() {
     assert!(bytes == pattern(1024).repeat(LEN / 1024));
     assert_eq!(end, End::Fin);
     server.closed_for(CloseReason::PeerClosed, 1);
-    // With FIN behind nothing at all.
+    // With FIN after no byte at all.
     let mut client = server.client();
     client.write(b"x");
     client.finish_writing();
@@ -327,7 +327,7 @@ fn a_reset_is_an_error_to_the_reader_which_is_dropped_then() {
             says.send(error.kind()).unwrap();
             let error = AsyncWriteExt::write_all(&mut stream, b"more").await.unwrap_err();
             says.send(error.kind()).unwrap();
-            // Nothing wakes it any more.
+            // From here on nothing wakes it.
             std::future::pending::<()>().await;
             drop(dropped);
         }
@@ -476,7 +476,8 @@ fn what_arrived_before_the_order_is_there_when_a_stream_is_told() {
     });
     let mut clients: Vec<Client> = (0..600).map(|_| server.client()).collect();
     clients.iter_mut().for_each(|client| echoes(client, b"hello"));
-    // Its shard learns of the order before it has the last of the bytes that came ahead: a turn takes 256 completions.
+    // Its shard learns of the order before it has the last of the bytes that came ahead: a turn
+    // takes 256 completions.
     let (first, rest) = clients.split_first_mut().unwrap();
     first.write(b"block");
     hear(&blocked);

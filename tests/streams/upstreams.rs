@@ -1,4 +1,5 @@
-//! Connections to upstreams, where it takes a real kernel: those that never answer, Unix sockets, options, memory.
+//! Connections to upstreams that need a real kernel: those that never answer, Unix sockets,
+//! options, memory.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -39,7 +40,7 @@ fn hear<T>(receiver: &Receiver<T>) -> T {
     receiver.recv_timeout(SOON).expect("the task says so")
 }
 
-/// A file that goes with the test.
+/// A file that is deleted with the test.
 struct Path(PathBuf);
 
 impl Path {
@@ -70,7 +71,8 @@ fn full_queue(path: &Path) -> (Socket, Vec<Socket>, Address) {
     (listener, fillers, Address::unix(path.0.to_str().unwrap()))
 }
 
-/// A listener whose backlog is full, so that the kernel answers no other peer, and the peers that fill it.
+/// A listener whose backlog is full, so that the kernel answers no other peer, and the peers that
+/// fill it.
 fn unanswering() -> (Socket, Vec<Socket>, SocketAddr) {
     let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     listener.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
@@ -257,7 +259,7 @@ fn a_connection_that_is_refused_leaves_no_descriptor() {
                 let error = shard.connect(no_server).await.unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
                 if n == 20 || n == 499 {
-                    // What is closed is closed by the end of the next turn.
+                    // A closed connection is gone by the end of the next turn.
                     shard.sleep(Duration::from_millis(5)).await;
                     tell.send(ringserve_tests::descriptors()).unwrap();
                 }
@@ -295,7 +297,7 @@ fn bytes_that_come_with_the_connection_are_read() {
     watch::finish(running);
 }
 
-/// Accepts one connection and never reads from it; returns where.
+/// Accepts one connection and never reads from it; returns its address.
 fn never_reads() -> (SocketAddr, std::thread::JoinHandle<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();

@@ -19,12 +19,12 @@ pub fn any_port() -> SocketAddr {
     ([127, 0, 0, 1], 0).into()
 }
 
-/// A server that is to speak WebSocket.
+/// A server for WebSocket.
 pub fn server(driver: Driver) -> Server<ringserve::framing::Raw> {
     Server::bind(any_port()).driver(driver).shards(1)
 }
 
-/// Shuts a server down whose connections all ended, or end by that.
+/// Shuts a server down whose connections all ended, or end with it.
 pub fn shut_down(server: ServerHandle) {
     server.shutdown();
     let stats = server.wait().unwrap();
@@ -47,7 +47,7 @@ pub fn connect_for(addr: SocketAddr, request: impl IntoClientRequest) -> Socket 
     tungstenite::client(request, tcp_to(addr)).unwrap().0
 }
 
-/// A client behind whatever stands below.
+/// A client above any stream.
 pub fn above<S: Read + Write>(stream: S) -> tungstenite::WebSocket<S> {
     tungstenite::client("ws://localhost/", stream).map_err(|error| error.to_string()).unwrap().0
 }
@@ -105,7 +105,7 @@ impl ByHand {
         }
     }
 
-    /// The code of the close frame that is next, behind which there is FIN.
+    /// The code of the close frame that comes next, after which there is FIN.
     pub fn closed_with(&mut self) -> u16 {
         let (opcode, payload) = self.recv();
         assert_eq!(opcode, Opcode::Close, "{payload:?}");
@@ -113,7 +113,7 @@ impl ByHand {
         u16::from_be_bytes(*payload.first_chunk().expect("a code"))
     }
 
-    /// FIN is next.
+    /// Checks that FIN comes next.
     pub fn ends(&mut self) {
         let mut rest = Vec::new();
         self.stream.read_to_end(&mut rest).unwrap();
@@ -134,7 +134,7 @@ pub fn frame(fin: bool, opcode: Opcode, payload: &[u8]) -> Vec<u8> {
     wire
 }
 
-/// A client of which all that is in its way is its size: for messages of any.
+/// A client without a limit on the size of messages.
 pub fn unbounded(addr: SocketAddr) -> Socket {
     let mut socket = ByHand { stream: tcp_to(addr) };
     socket.upgrade("/");

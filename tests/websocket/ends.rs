@@ -1,4 +1,4 @@
-//! How connections of WebSocket end, and signs of life.
+//! The ends of WebSocket connections, and signs of life.
 
 use std::convert::Infallible;
 use std::io::Write;
@@ -39,7 +39,7 @@ fn the_peers_close_is_echoed_behind_what_it_asked_for() {
         let mut by_hand = ByHand::connect(server.local_addrs()[0]);
         by_hand.send(true, Opcode::Text, b"slow\nhello\n");
         by_hand.send(true, Opcode::Close, &[&4321u16.to_be_bytes()[..], b"done"].concat());
-        // It is heard, and nothing behind it.
+        // It is received, and nothing after it.
         by_hand.send(true, Opcode::Text, b"more\n");
         let mut heard = Vec::new();
         while heard.len() < 11 {
@@ -100,7 +100,7 @@ fn a_drain_says_that_the_server_goes_away() {
         server.shutdown();
         let Message::Close(Some(ended)) = socket.read().unwrap() else { panic!("it is told") };
         assert_eq!(u16::from(ended.code), close::GOING_AWAY);
-        // What it asked for is answered first, if it had arrived.
+        // Its requests are answered first, if they had arrived.
         match by_hand.recv() {
             (Opcode::Binary, reply) => {
                 assert_eq!(reply, b"slow\n");

@@ -39,7 +39,7 @@ fn a_million_pings_of_a_peer_that_takes_nothing_hold_one_pong() {
             put_masked(true, 0, Opcode::Ping, &n.to_be_bytes(), [1, 2, 3, 4], &mut wire);
         }
         let received = wire.len() as u64;
-        // All of it is taken, though its answers are not.
+        // All of it is taken, although its answers are not.
         by_hand.stream.write_all(&wire).unwrap();
         eventually("all of it was received", SOON, || server.stats().counters.bytes_received >= received);
         let mut stream = by_hand.stream.try_clone().unwrap();
@@ -55,7 +55,7 @@ fn a_million_pings_of_a_peer_that_takes_nothing_hold_one_pong() {
             count
         });
         let pongs = reader.join().unwrap();
-        // One for what came together, and not one for each ping.
+        // One pong for pings that came together, and not one for each.
         assert!((1..PINGS / 20).contains(&pongs), "{pongs} pongs");
         by_hand.send(true, Opcode::Text, b"hello\n");
         assert_eq!(by_hand.recv(), (Opcode::Binary, b"hello\n".to_vec()));
@@ -64,7 +64,7 @@ fn a_million_pings_of_a_peer_that_takes_nothing_hold_one_pong() {
     }
 }
 
-/// Takes its time for each message, and says how long it was.
+/// Takes its time for each message, and returns its length.
 struct Slow;
 
 impl WebSocket for Slow {
@@ -81,7 +81,7 @@ impl WebSocket for Slow {
 const BYTES: usize = 1 << 20;
 const MESSAGES: usize = 64;
 
-/// Messages that take a few KiB each, and say a MiB.
+/// Messages that take a few KiB each, and inflate to a MiB.
 fn small() -> Vec<u8> {
     let mut deflate = PerMessageDeflate::new(Deflate::default());
     let compressed = deflate.compress(&vec![b'x'; BYTES]).unwrap();
@@ -90,7 +90,7 @@ fn small() -> Vec<u8> {
     wire
 }
 
-/// A server that may hold less than they say together.
+/// A server that may hold less than their inflated size together.
 pub fn inflates(server: Server<Raw>) -> ServerHandle {
     let server = server.server_limits(ServerLimits::default().held_bytes_max(8 * BYTES));
     let server = server.limits(Limits::default().outbox_bytes_max(BYTES));
@@ -98,7 +98,7 @@ pub fn inflates(server: Server<Raw>) -> ServerHandle {
     server.websocket_with(options).framing(Messages::default()).start(|_shard| ws(Slow)).unwrap()
 }
 
-/// Sends them to it, and hears an answer to each.
+/// Sends the messages to it, and receives an answer to each.
 pub fn are_answered(mut stream: impl Read + Write) {
     let offer = "\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n";
     stream.write_all(request("/").replace("\r\n\r\n", offer).as_bytes()).unwrap();
@@ -159,7 +159,7 @@ fn target_of_a_request_counts_as_held_while_connected() {
         let gone = of_memory();
         drop(streams);
         eventually("all are gone", SOON, || server.stats().connections == 0);
-        // What they held is free again.
+        // The memory that they held is free again.
         let streams: Vec<_> = (0..15).map(|_| connect()).collect();
         eventually("all are let in", SOON, || server.stats().counters.handshakes_done == 30 + 15);
         eventually("all stay", SOON, || server.stats().connections == 15);

@@ -1,4 +1,4 @@
-//! Services of lines whose clients speak WebSocket, beside those that send lines.
+//! Services of lines whose clients speak WebSocket, in addition to clients that send lines.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -15,7 +15,7 @@ use ringserve_websocket::frame::Opcode;
 
 use crate::client::{ByHand, any_port, drivers, shut_down, tcp_to};
 
-/// What is said goes to all others, with a few words that mean something.
+/// Each line goes to all other clients, except a few commands.
 #[derive(Clone, Default)]
 struct Room(Rc<RefCell<Vec<LocalHandle>>>);
 

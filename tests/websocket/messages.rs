@@ -15,7 +15,7 @@ use crate::client::{ByHand, any_port, connect, drivers, frame, server, shut_down
 
 type Theirs = tungstenite::Message;
 
-/// Says each message again; some have a meaning.
+/// Sends each message back; some are commands.
 #[derive(Clone, Default)]
 struct Room {
     members: Rc<RefCell<Vec<WsLocalHandle>>>,

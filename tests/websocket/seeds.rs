@@ -1,4 +1,4 @@
-//! WebSocket by seed, in virtual time: with faults, and with peers that are slow.
+//! WebSocket by seed, in virtual time: with faults, and with slow peers.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -106,7 +106,7 @@ fn put_message(net: &Net, opcode: Opcode, payload: &[u8], wire: &mut Vec<u8>) ->
     }
 }
 
-/// One client's conversation; it ends early where a fault ends the connection.
+/// One client's conversation; it ends early if a fault ends the connection.
 async fn converse(net: &Net, messages: bool, done: &Cell<usize>) -> io::Result<()> {
     let mut me = net.connect(ADDR).await?;
     upgrade(net, &mut me).await?;
@@ -122,7 +122,7 @@ async fn converse(net: &Net, messages: bool, done: &Cell<usize>) -> io::Result<(
         pings += put_message(net, opcode, &payload, &mut wire);
         send_in_pieces(net, &mut me, &wire).await?;
         let mut heard = Vec::new();
-        // Of messages one comes back as it was; of a stream what a turn replied.
+        // A message comes back as it was; for a stream, the replies of a turn come.
         loop {
             let (kind, bytes) = recv(&mut me).await?;
             match kind {
@@ -193,7 +193,8 @@ fn lines_in_messages_come_back_with_all_faults() {
     assert!(done > 60 * 32 / 4, "{done} lines");
 }
 
-/// A peer that behaves so ends for this reason, within this time, and is sent these last bytes.
+/// Checks that a peer with this behaviour ends for this reason, within this time, and receives
+/// these last bytes.
 fn ends<C>(reason: CloseReason, within: Duration, last: &'static [u8], peer: C)
 where
     C: AsyncFn(&Net, &mut ClientStream) -> io::Result<()> + Copy + 'static,
@@ -268,7 +269,7 @@ fn slow_fragments_and_slow_headers_are_too_slow() {
     });
 }
 
-/// Says each message again, or that it is busy; shed are those of text.
+/// Sends each message back, or that it is busy; texts are shed.
 #[derive(Clone, Default)]
 struct Sheds {
     shed: Rc<Cell<u64>>,

@@ -1,4 +1,5 @@
-//! Clients that take long for one frame, in virtual time: on a listener of WebSocket, and inside HTTP.
+//! Clients that take long for one frame, in virtual time: on a listener of WebSocket, and inside
+//! HTTP.
 
 use std::convert::Infallible;
 use std::io;

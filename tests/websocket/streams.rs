@@ -1,4 +1,4 @@
-//! Services that hear of no message: the payloads are their stream of bytes.
+//! Services without messages: the payloads are their stream of bytes.
 
 use std::convert::Infallible;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -16,7 +16,7 @@ use crate::client::{
     ByHand, any_port, connect, connect_for, drivers, frame, server, shut_down, tcp_to, unbounded,
 };
 
-/// Says each line again, and what it knows of its connection.
+/// Sends each line back, and the facts of its connection.
 struct Echo;
 
 impl Service for Echo {
@@ -55,7 +55,8 @@ fn one_service_is_reached_with_and_without_websocket() {
         let mut socket = connect(websocket);
         socket.send(Message::text("who\n")).unwrap();
         assert_eq!(socket.read().unwrap(), Message::binary("/ - 0\n"));
-        // A line in pieces, of either kind; several lines in one message are answered by one message.
+        // A line in pieces, of either kind; several lines in one message are answered by one
+        // message.
         socket.send(Message::text("hel")).unwrap();
         socket.send(Message::binary("lo\nand\n")).unwrap();
         socket.send(Message::binary("")).unwrap();
@@ -115,7 +116,7 @@ fn requests_are_looked_at_and_their_facts_reach_the_service() {
             let expected = if told == 0 { String::new() } else { format!("HTTP/1.1 {told} ") };
             assert!(answer.starts_with(&expected) && (told > 0 || answer.is_empty()), "{answer}");
         }
-        // What looks at requests panics: one connection ends by that.
+        // The code that checks requests panics: one connection ends by that.
         let mut stream = tcp_to(addr);
         stream.write_all(crate::client::request("/?planted").as_bytes()).unwrap();
         let mut answer = Vec::new();

@@ -21,7 +21,7 @@ use crate::floods::{are_answered, inflates};
 
 type Theirs = tungstenite::Message;
 
-/// TLS of a server, and a client that believes it.
+/// TLS of a server, and a client that trusts it.
 fn tls() -> (Tls, Arc<ClientConfig>) {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let mut roots = RootCertStore::empty();
@@ -42,7 +42,7 @@ fn connect(config: &Arc<ClientConfig>, addr: SocketAddr) -> StreamOwned<ClientCo
     StreamOwned::new(ClientConnection::new(config.clone(), name).unwrap(), tcp_to(addr))
 }
 
-/// Says what it knows of both layers.
+/// Reports the facts of both layers.
 struct Who;
 
 impl Service for Who {
@@ -102,7 +102,7 @@ fn a_service_is_reached_by_wss_and_knows_of_both_layers() {
         plain.read_exact(&mut heard).unwrap();
         assert_eq!(heard, b"Some(\"localhost\") None\n");
         drop(plain);
-        // What is no request hears HTTP, and the end of TLS behind it.
+        // Bytes that are no request get an HTTP answer, and the end of TLS after it.
         let mut stream = connect(&config, server.local_addrs()[0]);
         stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
         let mut answer = String::new();
@@ -121,7 +121,7 @@ fn a_service_is_reached_by_wss_and_knows_of_both_layers() {
             stream.read_exact(&mut byte).unwrap();
             heard.extend(byte);
         }
-        // Rules that are broken above end what is below, in order.
+        // A broken rule above ends the layer below, in order.
         stream.write_all(b"\x82\x02hi").unwrap();
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).unwrap();
