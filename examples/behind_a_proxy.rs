@@ -1,4 +1,5 @@
-//! Says who its clients are, whether they come directly or through a proxy that speaks the PROXY protocol.
+//! Reports who its clients are, whether they come directly or through a proxy that speaks the PROXY
+//! protocol.
 //!
 //!     cargo run --release --example behind_a_proxy -- --proxies 127.0.0.1:7001 --trust 127.0.0.0/8
 //!     printf 'hello\n' | nc -N 127.0.0.1 7000
@@ -23,7 +24,7 @@ struct Args {
     /// Address and port for proxies.
     #[arg(long, default_value = "127.0.0.1:7001", value_name = "ADDR:PORT")]
     proxies: SocketAddr,
-    /// A network from which proxies come, as 10.0.0.0/8. May be given several times.
+    /// A network from which proxies come, such as 10.0.0.0/8. May be given several times.
     #[arg(long, required = true, value_name = "NETWORK")]
     trust: Vec<String>,
     /// auto, io_uring or epoll.
@@ -31,7 +32,7 @@ struct Args {
     driver: Driver,
 }
 
-/// It knows nothing of proxies but what it shows.
+/// The service knows nothing of proxies except what it shows.
 struct WhoAmI;
 
 impl Service for WhoAmI {

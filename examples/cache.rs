@@ -1,11 +1,13 @@
-//! Remembers what an upstream answers: lines are questions, and each shard asks the upstream only what it does not know.
+//! Remembers the answers of an upstream: lines are questions, and each shard asks the upstream only
+//! what it does not know.
 //!
 //!     cargo run --release --example echo -- --listen 127.0.0.1:8000
 //!     cargo run --release --example cache -- --upstream 127.0.0.1:8000
 //!     printf 'hello\nhello\n' | nc -N 127.0.0.1 7000
 //!
-//! Each shard keeps connections to the upstream that no question uses, and asks again where a kept one turns out to be dead. The
-//! upstream is trusted to send one line for each question: one that comes unasked closes its connection.
+//! Each shard keeps connections to the upstream that no question uses, and asks again if a kept one
+//! turns out to be dead. The upstream is trusted to send one line for each question: an unsolicited
+//! line closes its connection.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -26,7 +28,7 @@ struct Args {
     /// Address and port to listen on; port 0 finds a free one.
     #[arg(long, default_value = "127.0.0.1:7000", value_name = "ADDR:PORT")]
     listen: SocketAddr,
-    /// A server that is asked: an address or a name with a port, or unix:PATH; may be given several times.
+    /// A server to ask: an address or a name with a port, or unix:PATH; may be given several times.
     #[arg(long, required = true, value_name = "UPSTREAM")]
     upstream: Vec<String>,
     /// Answers that a shard remembers; it forgets all of them when there would be more.
@@ -40,11 +42,11 @@ struct Args {
     driver: Driver,
 }
 
-/// Bytes of a question, and of an answer.
+/// The most bytes of a question, and of an answer.
 const LINE_BYTES_MAX: usize = 1024;
-/// How long the upstream may take.
+/// The time that the upstream may take.
 const ANSWER_TIME: Duration = Duration::from_secs(2);
-/// What was answered, by question.
+/// Answers by question.
 type Answers = HashMap<Box<[u8]>, Rc<[u8]>>;
 
 struct Cache {
@@ -118,7 +120,8 @@ mod tests {
         sim.serve(server, move |shard| Cache::new(&args, &upstream, shard));
     }
 
-    /// What the upstream does with each question; it ends the connection where there is no answer.
+    /// A simulated upstream that calls `answer` for each question; it ends the connection if there
+    /// is none.
     fn upstream(sim: &Sim, answer: impl AsyncFn(&Net, &str) -> Option<String> + 'static) {
         let answer = Rc::new(answer);
         sim.background("upstream", async move |net| {

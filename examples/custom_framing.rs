@@ -3,8 +3,8 @@
 //!     cargo run --release --example custom_framing
 //!     printf '\0\0\10\6\0\0\0\0\0pingpong' | nc -N 127.0.0.1 7000 | od -c
 //!
-//! A PING is acknowledged, every other frame is printed and sent back. The connection preface and everything above frames
-//! are left out. `docs/guide/framing.md` goes through this file.
+//! A PING is acknowledged, every other frame is printed and sent back. The connection preface and
+//! everything above frames are left out. `docs/guide/framing.md` goes through this file.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -19,7 +19,8 @@ use ringserve::{Cx, Driver, Frame, Server, Service};
 /// Bytes of each header.
 pub const HEADER_BYTES: usize = 9;
 
-/// What a peer may send without having asked: the initial SETTINGS_MAX_FRAME_SIZE.
+/// The largest payload that a peer may send without negotiation: the initial
+/// SETTINGS_MAX_FRAME_SIZE.
 pub const PAYLOAD_BYTES_MAX: usize = 1 << 14;
 
 /// The type of a frame that is answered.
@@ -53,7 +54,7 @@ pub struct Header {
     pub length: usize,
     /// The type.
     pub kind: u8,
-    /// What they mean depends on the type.
+    /// Flags, whose meaning depends on the type.
     pub flags: u8,
     /// 31 bits.
     pub stream: u32,
@@ -82,7 +83,8 @@ impl fmt::Display for Header {
     }
 }
 
-/// The framing. A frame's payload is all of it, header included, since the service needs the header.
+/// The framing. A frame's payload is all of it, header included, since the service needs the
+/// header.
 #[derive(Clone, Copy, Debug)]
 pub struct Http2Frames;
 
@@ -100,7 +102,7 @@ impl Framing for Http2Frames {
     }
 
     fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
-        // A reply is a whole frame too. One whose length is wrong would shift every later one.
+        // A reply is a whole frame too. A wrong length would shift every later one.
         let says = Header::read(payload.bytes()).map(|header| HEADER_BYTES + header.length);
         if says != Some(payload.len()) {
             return Err(EncodeError("not a header and as many bytes as it says"));
@@ -110,7 +112,7 @@ impl Framing for Http2Frames {
     }
 }
 
-/// Acknowledges PINGs and sends back what else there is.
+/// Acknowledges PINGs and sends all other frames back.
 pub struct Frames;
 
 impl Service for Frames {
@@ -118,10 +120,10 @@ impl Service for Frames {
     type Error = Infallible;
 
     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), Infallible> {
-        // The framing saw to it that there is a header.
+        // The framing ensures that there is a header.
         let Some(header) = Header::read(&frame) else { return Ok(()) };
         if header.kind != PING {
-            // Not `println!`, which panics where nothing reads.
+            // Not `println!`, which panics if nothing reads.
             let _ = writeln!(stdout(), "{header}");
             cx.reply(frame);
         } else if header.flags & ACK == 0 {
@@ -168,7 +170,7 @@ mod tests {
                         let payload = vec![net.random() as u8; length];
                         sent.extend([&header.bytes()[..], &payload].concat());
                         let flags = if kind == PING { ACK } else { header.flags };
-                        // What acknowledges is not acknowledged.
+                        // An acknowledgement is not acknowledged.
                         if kind != PING || header.flags & ACK == 0 {
                             expected.extend([&Header { flags, ..header }.bytes()[..], &payload].concat());
                         }

@@ -23,14 +23,14 @@ use ringserve::{Cx, Driver, Frame, Limits, Server, Service, Shard};
 /// An echo server.
 #[derive(Parser)]
 struct Args {
-    /// Address and port to listen on, any number of times; port 0 finds a free one. 127.0.0.1:7000 if there is neither this
-    /// nor --unix.
+    /// Address and port to listen on, any number of times; port 0 finds a free one. 127.0.0.1:7000
+    /// if there is neither this nor --unix.
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Vec<SocketAddr>,
     /// Unix socket to listen on, any number of times.
     #[arg(long, value_name = "PATH")]
     unix: Vec<PathBuf>,
-    /// Permissions of the Unix sockets, as 660; by default the umask decides.
+    /// Permissions of the Unix sockets, such as 660; by default the umask decides.
     #[arg(long, value_name = "OCTAL", value_parser = |mode: &str| u32::from_str_radix(mode, 8))]
     unix_mode: Option<u32>,
     /// Shards; by default one for each CPU.
@@ -39,11 +39,12 @@ struct Args {
     /// auto, io_uring or epoll.
     #[arg(long, default_value_t, value_name = "NAME")]
     driver: Driver,
-    /// What a frame is: a line, whatever arrived, or what a 4-byte length says.
+    /// The frames: lines, whatever arrived, or payloads with a 4-byte length.
     #[arg(long, value_enum, default_value = "lines")]
     framing: Framing,
-    /// MiB that all connections of a shard may hold together, in lines that are not whole, replies that are not taken and calls
-    /// that wait: 1 and more. Beyond, those that hold most are closed. By default it follows the memory of the machine.
+    /// MiB that all connections of a shard may hold together, in unfinished lines, replies that are
+    /// not taken and calls that wait: 1 and more. Beyond that, those that hold most are closed. By
+    /// default it follows the memory of the machine.
     #[arg(long, value_name = "MIB")]
     held: Option<usize>,
     /// Time that each call waits before its reply.
@@ -90,7 +91,7 @@ fn main() -> Result<(), ringserve::Error> {
         (None, None) => Server::bind("127.0.0.1:7000"),
     };
     server = server.driver(args.driver);
-    // Without limits a server takes those that fit the machine.
+    // Without explicit limits a server takes those that fit the machine.
     if args.held.is_some() || args.calls > 1 {
         let (defaults, of_server) = (Limits::default(), ServerLimits::default());
         let held_bytes_max = args.held.map_or(of_server.held_bytes_max, |mib| mib << 20);
@@ -134,7 +135,7 @@ mod tests {
                         for line in &lines {
                             assert_eq!(me.line().await?.as_deref(), Some(&line[..]));
                         }
-                        // One call of a connection after the other.
+                        // A connection has one call after the other.
                         assert!(net.now() - sent >= wait * lines.len() as u32);
                     }
                     me.finish()?;

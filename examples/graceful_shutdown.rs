@@ -3,13 +3,14 @@
 //!     cargo run --release --example graceful_shutdown
 //!     nc 127.0.0.1 7000          type 100, 1500 and 60000, then Ctrl-C in the server's terminal
 //!
-//! A line is a number of milliseconds: how long its answer takes. An answer that takes longer than the deadline is
-//! given up, and `too late` comes in its place. Four requests of a connection may be under way at once, so answers name
-//! their requests.
+//! A line is a number of milliseconds: the time that its answer takes. An answer that takes longer
+//! than the deadline is given up, and `too late` comes in its place. Four requests of a connection
+//! may be pending at once, so answers name their requests.
 //!
-//! SIGTERM or Ctrl-C begins the end: no connection is accepted any more, what has arrived is answered, each of these answers says
-//! goodbye, and connections close when they are owed nothing. What is not done when the drain is over is reset. Then the
-//! program says how many requests it answered, and why its connections ended.
+//! SIGTERM or Ctrl-C begins the end: no further connection is accepted, requests that arrived are
+//! answered, each of these answers includes a goodbye, and connections close when they are owed
+//! nothing. Those that are not done when the drain is over are reset. Then the program reports how
+//! many requests it answered, and why its connections ended.
 
 use std::collections::BTreeMap;
 use std::io::{Write as _, stdout};
@@ -25,7 +26,7 @@ use ringserve::limits::ServerLimits;
 use ringserve::log::LogOptions;
 use ringserve::{CloseCx, Cx, Driver, Frame, Limits, Server, Service};
 
-/// A server that takes its time, and its leave.
+/// A server that takes its time to answer, and shuts down gracefully.
 #[derive(Parser)]
 struct Args {
     /// Address and port to listen on; port 0 finds a free one.
@@ -45,7 +46,8 @@ struct Args {
     drain: u64,
 }
 
-/// What all shards did. Written once for each request and each end, so that shards do not get in each other's way.
+/// Counters of all shards. Written once for each request and each end, so that shards do not get in
+/// each other's way.
 #[derive(Default)]
 struct Report {
     answered: AtomicU64,
@@ -59,7 +61,7 @@ struct Patient {
 }
 
 impl Patient {
-    /// Stands for a query, a file, another server.
+    /// A stand-in for a query, a file, another server.
     async fn work(&self, cx: &Cx<'_, ()>, time: Duration) -> String {
         cx.sleep(time).await;
         format!("done after {} ms", time.as_millis())
@@ -113,7 +115,7 @@ fn main() -> Result<(), ringserve::Error> {
     server.serve(move |_shard| Patient { deadline, report: of_all.clone() })?;
 
     let (answered, too_late) = (report.answered.load(Relaxed), report.too_late.load(Relaxed));
-    // Not `println!`, which panics where nothing reads.
+    // Not `println!`, which panics if nothing reads.
     let _ = writeln!(stdout(), "{answered} requests answered, {too_late} too late");
     for (reason, count) in report.ends.lock().unwrap_or_else(PoisonError::into_inner).iter() {
         let _ = writeln!(stdout(), "{count} connections ended: {reason}");
@@ -145,7 +147,7 @@ mod tests {
             for n in 0..3 {
                 sim.client(format!("c{n}"), async move |net| {
                     let mut me = net.connect(addr).await?;
-                    // In the order in which they are done, since four are under way at once.
+                    // In the order in which they are done, since four are pending at once.
                     me.send("15000\n100\n60000\n2000\n").await?;
                     for (request, answer) in [
                         ("100", "done after 100 ms"),

@@ -1,10 +1,10 @@
-//! An echo of lines that limits who is let in: connections and their rate by address, the rate of all, lists of networks; and how
-//! many lines an address may send.
+//! An echo of lines that limits who is let in: connections and their rate by address, the rate of
+//! all, lists of networks; and how many lines an address may send.
 //!
 //!     cargo run --release --example guarded -- --per-address 2
 //!     for n in 1 2 3; do (printf 'hello\n'; sleep 2) | nc -N 127.0.0.1 7000 & done; wait
 //!
-//! It listens at all addresses, those of IPv4 alone where this host has no IPv6.
+//! It listens at all addresses, or only at those of IPv4 if this host has no IPv6.
 
 use std::convert::Infallible;
 use std::io;
@@ -23,7 +23,8 @@ use tracing::warn;
 /// A server that echoes lines, and limits who is let in.
 #[derive(Parser)]
 struct Args {
-    /// Address and port; port 0 finds a free one, and [::] is each address of this host, with IPv6 or without.
+    /// Address and port; port 0 finds a free one, and [::] is each address of this host, with IPv6
+    /// or without.
     #[arg(long, default_value = "[::]:7000", value_name = "ADDR:PORT")]
     listen: SocketAddr,
     /// Connections that an address may have at once: one of IPv4, or a network of 64 bits of IPv6.
@@ -35,13 +36,14 @@ struct Args {
     /// Lines that the connections of an address may send in a second together; further ones wait.
     #[arg(long, default_value_t = 10_000, value_name = "COUNT")]
     lines_per_second: u32,
-    /// Connections that are taken in a second, of all addresses together; the rate rises within ten seconds.
+    /// Connections that are taken in a second, of all addresses together; the rate rises within ten
+    /// seconds.
     #[arg(long, default_value_t = 20_000, value_name = "COUNT")]
     accept_rate: u32,
     /// A file with a denied network in each line. It is read again when it changes.
     #[arg(long, value_name = "FILE")]
     deny: Option<PathBuf>,
-    /// A network that is let in whatever the rest says. May be given several times.
+    /// A network that is let in whatever the other limits are. May be given several times.
     #[arg(long, value_name = "NETWORK")]
     allow: Vec<String>,
     /// Threads, each with a listener and a driver; by default one for each CPU.
@@ -71,7 +73,7 @@ impl Args {
     }
 }
 
-/// Where to listen for `[::]` on a host where that cannot be bound: at each address of IPv4.
+/// The address to use for `[::]` on a host that cannot bind it: each address of IPv4.
 fn with_or_without_ipv6(wanted: SocketAddr, binds: impl Fn(SocketAddr) -> io::Result<()>) -> SocketAddr {
     if wanted.ip() != Ipv6Addr::UNSPECIFIED {
         return wanted;
@@ -79,23 +81,24 @@ fn with_or_without_ipv6(wanted: SocketAddr, binds: impl Fn(SocketAddr) -> io::Re
     // Any port will do to see whether there is such an address.
     let error = match binds((Ipv6Addr::UNSPECIFIED, 0).into()) {
         Err(error) if matches!(error.raw_os_error(), Some(EAFNOSUPPORT | EADDRNOTAVAIL)) => error,
-        // What else is wrong with it the server says.
+        // The server reports other errors.
         _ => return wanted,
     };
     warn!("there is no IPv6 here, so it listens at all addresses of IPv4: {error}");
     (Ipv4Addr::UNSPECIFIED, wanted.port()).into()
 }
 
-/// As Linux numbers them.
+/// The error's number on Linux.
 const EAFNOSUPPORT: i32 = 97;
 const EADDRNOTAVAIL: i32 = 99;
 
-/// The echo, for the lines that an address may send.
+/// The echo, with a limit on the lines that an address may send.
 fn limited(rates: &KeyRates) -> impl Service<Session = ()> + use<> {
     RateLimit::by_key(Echo, rates.clone(), |cx, _line| cx.peer().addr().map(|addr| AddressKey::of(addr.ip())))
 }
 
-/// What a connection hears that is refused, for its address or since the server is full.
+/// The rejection message of a connection that is refused, for its address or because the server is
+/// full.
 const BUSY: &str = "-BUSY try again\n";
 
 struct Echo;
@@ -137,7 +140,7 @@ mod tests {
             assert_eq!(at("[::1]:7000", Some(errno)), "[::1]:7000", "another one was asked for");
         }
         assert_eq!(at("[::]:7000", None), "[::]:7000");
-        // EMFILE says nothing of it.
+        // EMFILE says nothing about IPv6.
         assert_eq!(at("[::]:7000", Some(24)), "[::]:7000");
     }
 
@@ -151,7 +154,7 @@ mod tests {
                 let mut served = Vec::new();
                 for _ in 0..5 {
                     let mut me = net.connect(addr).await?;
-                    // One that is refused may be closed before it has sent.
+                    // A refused connection may be closed before it has sent.
                     let _ = me.send("mine\n").await;
                     match me.line().await {
                         Ok(Some(line)) if line == "mine" => served.push(me),
@@ -180,7 +183,7 @@ mod tests {
             let addr = sim.serve(server, move |_shard| limited(&rates));
             for (name, lines, seconds) in [("hasty", 20, 3), ("modest", 5, 0)] {
                 sim.client(name, async move |net| {
-                    // Two connections have one rate.
+                    // Two connections share one rate.
                     let mut both = [net.connect(addr).await?, net.connect(addr).await?];
                     let began = net.now();
                     for n in 0..lines {

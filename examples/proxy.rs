@@ -1,4 +1,5 @@
-//! Passes bytes between its clients and other servers, both ways, with half-closes and back-pressure.
+//! Passes bytes between its clients and other servers, both ways, with half-closes and
+//! back-pressure.
 //!
 //!     cargo run --release --example echo -- --listen 127.0.0.1:8000
 //!     cargo run --release --example proxy -- --upstream 127.0.0.1:8000
@@ -17,13 +18,13 @@ use ringserve::log::LogOptions;
 use ringserve::net::{Address, CopyError, CopySide, ProxyHeader, copy_bidirectional, is_local_failure};
 use ringserve::{Driver, Limits, Server, Stream, stream};
 
-/// A proxy: each client is connected to one of the upstreams, in turns.
+/// A proxy: each client is connected to one of the upstreams, in turn.
 #[derive(Parser)]
 struct Args {
     /// Address and port to listen on; port 0 finds a free one.
     #[arg(long, default_value = "127.0.0.1:7000", value_name = "ADDR:PORT")]
     listen: SocketAddr,
-    /// Where to: an address with a port, or unix:PATH. May be given several times.
+    /// An upstream: an address with a port, or unix:PATH. May be given several times.
     #[arg(long, required = true, value_name = "UPSTREAM", value_parser = parse_upstream)]
     upstream: Vec<Address>,
     /// Tell the upstreams who the client is, by the PROXY protocol.
@@ -47,7 +48,7 @@ fn parse_upstream(text: &str) -> Result<Address, String> {
     }
 }
 
-/// Why a client was not served to the end.
+/// The reason why a client was not served to the end.
 enum Broken {
     Connect(Address, io::Error),
     Upstream(Address, CopyError),
@@ -62,7 +63,7 @@ impl fmt::Display for Broken {
     }
 }
 
-/// One client. Both connections are closed when it returns.
+/// Serves one client. Both connections are closed when it returns.
 async fn relay(mut client: Stream, to: Address, send_proxy: Option<u8>) -> Result<(), Broken> {
     let connecting = client.shard().connect(to.clone());
     let connecting = match send_proxy {
@@ -82,14 +83,14 @@ async fn relay(mut client: Stream, to: Address, send_proxy: Option<u8>) -> Resul
     match copy_bidirectional(&mut client, &mut upstream).await {
         Ok(_) => Ok(()),
         Err(broken) if broken.side == CopySide::Second => {
-            // A reset, so that the client does not take what came for all of it.
+            // A reset, so that the client does not take the received part for the whole.
             if !is_local_failure(&broken.error) {
                 client.upstream_failed();
             }
             client.abort();
             Err(Broken::Upstream(to, broken))
         }
-        // What clients do is their affair, and is counted.
+        // Errors of clients are not reported, only counted.
         Err(_) => {
             upstream.abort();
             Ok(())
@@ -100,9 +101,10 @@ async fn relay(mut client: Stream, to: Address, send_proxy: Option<u8>) -> Resul
 fn main() -> Result<(), ringserve::Error> {
     ringserve::log::init(LogOptions::default())?;
     let args = Args::parse();
-    // Which side speaks first is for the protocol to say.
+    // The protocol decides which side speaks first.
     let limits = Limits::default().first_frame_timeout(None);
-    // So that pauses are rare, each of which costs. For a peer that reads slowly as many bytes are kept.
+    // High marks make pauses rare, each of which has a cost. For a slow reader as many bytes are
+    // kept.
     let limits = limits.outbox_bytes_high(1 << 20).outbox_bytes_low(512 << 10);
     let server_limits = ServerLimits::default()
         .connect_timeout(Duration::from_secs(args.connect_timeout))

@@ -3,17 +3,20 @@
 //!     cargo run --release --example smtp -- --spool /tmp/mail
 //!     swaks --server 127.0.0.1:2525 --from ann@a.example --to bob@b.example
 //!
-//! Commands are lines. After DATA comes a message, in pieces as they arrive, so a large one takes no memory: the call of DATA switches
-//! the framing ([`DotStuffed`]) to it. `smtp/STANDARD.md` goes through RFC 5321 and RFC 1870, with a test for each row.
+//! Commands are lines. After DATA comes a message, in pieces as they arrive, so a large one takes
+//! no memory: the call of DATA switches the framing ([`DotStuffed`]) to it. `smtp/STANDARD.md`
+//! lists RFC 5321 and RFC 1870, with a test for each row.
 //!
-//! * A message is taken for any recipient, and is a file with `Return-Path`, `X-Recipients` and `Received` before it. Whatever this
-//!   host lacks meanwhile is answered with 451 or 452, and the client tries again.
-//! * A peer that is silent for five minutes is told 421. So is each peer when the server ends, one in the middle of a message once
-//!   that is answered.
-//! * Left out: TLS, AUTH, relaying and delivery to mailboxes, so VRFY tells nothing (252), and EXPN, TURN and 251 do not exist; bounces,
-//!   which belong to delivery; look-ups of names, by which no peer is refused. A line of more than 1024 bytes ends the connection
-//!   (500 and 421), and so does a line or a message that comes with less than 240 bytes a second for ten seconds. A bare LF ends a
-//!   command, as `nc` sends it, and never a line of a message.
+//! * A message is accepted for any recipient, and becomes a file that begins with `Return-Path`,
+//!   `X-Recipients` and `Received`. A temporary failure of this host is answered with 451 or 452,
+//!   and the client tries again.
+//! * A peer that is silent for five minutes receives 421. So does each peer when the server ends,
+//!   one in the middle of a message once that is answered.
+//! * Left out: TLS, AUTH, relaying and delivery to mailboxes, so VRFY reveals nothing (252), and
+//!   EXPN, TURN and 251 do not exist; bounces, which belong to delivery; look-ups of names, by
+//!   which no peer is refused. A line of more than 1024 bytes ends the connection (500 and 421),
+//!   and so does a line or a message that comes with less than 240 bytes a second for ten seconds.
+//!   A bare LF ends a command, as `nc` sends it, and never a line of a message.
 
 use std::cell::{Cell, RefCell};
 use std::error::Error;
@@ -46,7 +49,8 @@ struct Receiver {
     /// The directory for messages.
     #[arg(long, default_value = "spool", value_name = "DIR")]
     spool: PathBuf,
-    /// Bytes of a message at most; 0 for no limit but the disk's. The standard wants 65536 at least.
+    /// The most bytes of a message; 0 for no limit but the disk's. The standard requires 65536 at
+    /// least.
     #[arg(long, default_value_t = 32 << 20, value_name = "BYTES")]
     size: u64,
     /// The domain of this host, as it calls itself.
@@ -57,29 +61,31 @@ struct Receiver {
 /// Commands, of 512 bytes by RFC 5321 and what extensions add to MAIL and RCPT, and messages.
 const SMTP: DotStuffed = DotStuffed::new(Lines::crlf().bytes_max(1024));
 
-/// Time without a word after which a peer is sent away: RFC 5321, 4.5.3.2.7, wants no less.
+/// Time without a command after which a peer is sent away: RFC 5321, 4.5.3.2.7, requires no less.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What is said of a message above `--size`.
+/// The answer to a message above `--size`.
 const TOO_LARGE: &str = "552 too large";
 
-/// What comes next, and what the peer has said so far.
+/// The kind of bytes that come next, and the peer's commands so far.
 type Session = (FramingState<DotState>, Mail);
 
 #[derive(Default)]
 struct Mail {
-    /// The name that the peer gave, and the protocol that it speaks by that.
+    /// The name that the peer gave, and the protocol that follows from its greeting.
     hello: RefCell<Option<(String, &'static str)>>,
     sender: RefCell<Option<String>>,
     recipients: RefCell<Vec<String>>,
     /// From DATA until its message is answered.
     is_in_text: Cell<bool>,
-    /// Of the message that is being received, unless it is not kept: then the end of it is answered with the refusal.
+    /// The message that is being received, unless it is not kept: then its end is answered with the
+    /// refusal.
     draft: RefCell<Option<Draft>>,
     refusal: Cell<&'static str>,
 }
 
-/// The file of a message that is being received, and how much more of it may come. The file goes with this, unless it is kept.
+/// The file of a message that is being received, and how much more of it may come. The file is
+/// deleted with this, unless it is kept.
 struct Draft {
     path: PathBuf,
     file: File,
@@ -96,7 +102,7 @@ type SmtpCx<'a> = Cx<'a, Session>;
 
 impl Receiver {
     fn server(&self) -> Server<DotStuffed> {
-        // Its heartbeat is what sends a silent peer away. The first command has as much time.
+        // Its heartbeat sends a silent peer away. The first command has as much time.
         let limits = Limits::default().frame_bytes_max(64 << 10).first_frame_timeout(None);
         let limits = limits.heartbeat_interval(PATIENCE);
         Server::bind(self.listen).framing(SMTP).limits(limits).shards(self.shards)
@@ -112,7 +118,7 @@ impl Receiver {
         let verb = verb.to_ascii_uppercase();
         let is_alone = line.len() == verb.len();
         let said = match &*verb {
-            // What is no text could be taken for the end of a line by who reads it later.
+            // A byte that is not text could be taken for the end of a line by a later reader.
             _ if line.bytes().any(|byte| !(b' '..=b'~').contains(&byte)) => {
                 Err("500 a command is printable ASCII")
             }
@@ -142,7 +148,7 @@ impl Receiver {
         said.unwrap_or_else(|refusal| refusal).to_owned()
     }
 
-    /// One that is refused changes nothing.
+    /// Handles a greeting. A refused one changes nothing.
     fn hello(&self, mail: &Mail, verb: &str, name: &str) -> String {
         if name.trim().is_empty() || name.trim().contains(' ') {
             return "501 who are you?".to_owned();
@@ -176,7 +182,7 @@ impl Receiver {
                     if (1..=20).contains(&digits.len())
                         && digits.bytes().all(|byte| byte.is_ascii_digit()) =>
                 {
-                    // Twenty digits may be more than any message has.
+                    // Twenty digits may exceed the size of any message.
                     size = digits.parse().unwrap_or(u64::MAX);
                 }
                 ("BODY", "7BIT" | "8BITMIME") => {}
@@ -214,12 +220,13 @@ impl Receiver {
         });
         let draft = begun.await.inspect_err(|_| mail.is_in_text.set(false))?;
         mail.draft.replace(Some(draft));
-        // What was received behind the line of this command is the message.
+        // Bytes received after the line of this command are the message.
         cx.set_framing_state(DotState::TEXT);
         Ok("354 end with a dot")
     }
 
-    /// No further piece is received until this one is written. What is not kept is read to its end, where the answer is awaited.
+    /// Writes a piece. No further one is received until it is written. A message that is not kept
+    /// is read to its end, where the answer is awaited.
     async fn piece(&self, cx: &SmtpCx<'_>, piece: Vec<u8>) {
         let (_, mail) = cx.session();
         let Some(mut draft) = mail.draft.take() else { return };
@@ -233,7 +240,7 @@ impl Receiver {
         }
     }
 
-    /// When this answers, the message is on the disk, under the name that it keeps.
+    /// Ends a message. When this answers, the message is on the disk, under its final name.
     async fn end(&self, cx: &SmtpCx<'_>) -> String {
         let (_, mail) = cx.session();
         let said = match mail.draft.take() {
@@ -252,7 +259,7 @@ impl Receiver {
         said.unwrap_or_else(|refusal| refusal).to_owned()
     }
 
-    /// What a peer hears before the server closes the connection.
+    /// The message that a peer receives before the server closes the connection.
     fn leave(&self, cx: &SmtpCx<'_>) {
         cx.reply(format!("421 {} closes", self.name));
         cx.close();
@@ -269,7 +276,7 @@ impl Mail {
         if !params.is_empty() {
             return Err("555 no such parameter");
         }
-        // RFC 5321 wants room for as many at least.
+        // RFC 5321 requires room for at least as many.
         if self.recipients.borrow().len() >= 100 {
             return Err("452 too many");
         }
@@ -278,7 +285,8 @@ impl Mail {
     }
 }
 
-/// Runs `work` where it may block. A failure is this host's, and no word against the message: the client is to try again.
+/// Runs `work` where it may block. A failure is this host's, and no verdict on the message: the
+/// client should try again.
 async fn on_disk<T: Send + 'static>(
     cx: &SmtpCx<'_>,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
@@ -293,15 +301,16 @@ async fn on_disk<T: Send + 'static>(
     })
 }
 
-/// An address as it stands for a domain.
+/// An address in the form that replaces a domain.
 fn literal(ip: IpAddr) -> String {
     if ip.is_ipv4() { format!("[{ip}]") } else { format!("[IPv6:{ip}]") }
 }
 
-/// Seconds since 1970 as RFC 5322, 3.3, writes them.
+/// Seconds since 1970 in the form of RFC 5322, 3.3.
 fn date(seconds: u64) -> String {
     let (days, time) = (seconds / 86_400, seconds % 86_400);
-    // From March on, which begins a year of the Gregorian calendar whose leap day is its last; 400 of them have 146 097 days.
+    // Counted from March on, which begins a year of the Gregorian calendar whose leap day is its
+    // last; 400 of them have 146 097 days.
     let (era, day) = ((days + 719_468) / 146_097, (days + 719_468) % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
     let day = day - (365 * year + year / 4 - year / 100);
@@ -348,7 +357,7 @@ impl Service<DotPart> for Receiver {
         self.leave(cx);
     }
 
-    /// A message that is on its way comes to its end, and has its answer.
+    /// A message that is on its way is received to its end, and answered.
     fn draining(&self, cx: &SmtpCx<'_>) {
         if cx.session().1.is_in_text.get() { cx.hold_open() } else { self.leave(cx) }
     }

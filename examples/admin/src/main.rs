@@ -1,22 +1,24 @@
-//! A server with an admin endpoint beside it, and a few ways to make something happen there.
+//! A server with an admin endpoint, and a few commands that cause something to be seen there.
 //!
 //!     cargo run --release -p example-admin
 //!     xdg-open http://127.0.0.1:9000
 //!     nc 127.0.0.1 7000          type hello, wait 5000, block 3000
 //!
-//! `wait 5000` answers after five seconds and holds up its own connection alone: it is on the page as a call that waits. `block
-//! 3000` sleeps as no handler should: the whole shard stands still, and the page says which call it is. `flood 10` sends ten
-//! megabytes: a peer that does not read them is among the largest outboxes.
+//! `wait 5000` answers after five seconds and holds up only its own connection: the page shows it
+//! as a call that waits. `block 3000` sleeps as no handler should: the whole shard stands still,
+//! and the page names the call. `flood 10` sends ten megabytes: a peer that does not read them is
+//! among the largest outboxes.
 //!
 //!     curl http://127.0.0.1:9000/metrics
 //!     curl -X POST -H 'X-Ringserve: 1' -d 'info,ringserve=debug' http://127.0.0.1:9000/log-level
 //!     curl -X POST -H 'X-Ringserve: 1' http://127.0.0.1:9000/drain
 //!
-//! `--probes 0.0.0.0:9001` answers `/healthz` and `/readyz` there, without a token, and nothing else. `--keep FILE` keeps orders on
-//! who is let in over a restart.
+//! `--probes 0.0.0.0:9001` answers `/healthz` and `/readyz` there, without a token, and nothing
+//! else. `--keep FILE` keeps orders on who is let in across restarts.
 //!
-//! The program adds to the endpoint: counters that each shard counts for itself (`lively_lines_total`), a collector that is asked
-//! at each scrape (`lively_floods_allowed`), and a path that shows and sets whether floods are allowed:
+//! The program adds to the endpoint: counters that each shard counts for itself
+//! (`lively_lines_total`), a collector that is called at each scrape (`lively_floods_allowed`), and
+//! a path that shows and sets whether floods are allowed:
 //!
 //!     curl http://127.0.0.1:9000/metrics | grep lively
 //!     curl http://127.0.0.1:9000/lively/floods
@@ -41,20 +43,20 @@ use ringserve::metrics::prometheus_client::metrics::gauge::ConstGauge;
 use ringserve::metrics::{Counter, Counters, Figures};
 use ringserve::{Cx, Driver, Frame, Server, Service};
 
-/// Lines that are sent back, and an admin endpoint. If RINGSERVE_ADMIN_TOKEN is set, requests there must have that token, or to
-/// read alone that of RINGSERVE_ADMIN_READ_TOKEN.
+/// Lines that are sent back, and an admin endpoint. If RINGSERVE_ADMIN_TOKEN is set, requests there
+/// must have that token, or, only to read, that of RINGSERVE_ADMIN_READ_TOKEN.
 #[derive(Parser)]
 struct Args {
     /// Address and port to listen on; port 0 finds a free one.
     #[arg(long, default_value = "127.0.0.1:7000", value_name = "ADDR:PORT")]
     listen: SocketAddr,
-    /// Where the admin endpoint is: an address and a port, or unix:PATH.
+    /// Place of the admin endpoint: an address and a port, or unix:PATH.
     #[arg(long, default_value = "127.0.0.1:9000", value_name = "PLACE")]
     admin: String,
-    /// A further place, at which it answers /healthz and /readyz alone.
+    /// A further place, at which it answers only /healthz and /readyz.
     #[arg(long, value_name = "PLACE")]
     probes: Option<String>,
-    /// A file that keeps orders on who is let in over a restart.
+    /// A file that keeps orders on who is let in across restarts.
     #[arg(long, value_name = "FILE")]
     keep: Option<PathBuf>,
     /// Shards; by default one for each CPU.
@@ -65,7 +67,7 @@ struct Args {
     driver: Driver,
 }
 
-/// What a line asks for.
+/// The request that a line makes.
 #[derive(Debug, PartialEq, Eq)]
 enum Wish {
     Echo,
@@ -77,7 +79,7 @@ enum Wish {
 /// The longest wait. The framework ends calls after a minute.
 const MILLIS_MAX: u64 = 30_000;
 
-/// The most that is sent for a line.
+/// The most megabytes sent for a line.
 const MEGABYTES_MAX: u64 = 1000;
 
 impl Wish {
@@ -99,7 +101,7 @@ impl Wish {
     }
 }
 
-/// What is counted of one shard's lines, by what they ask for.
+/// Counters of one shard's lines, by their requests.
 struct Heard {
     echo: Counter,
     wait: Counter,
@@ -133,7 +135,7 @@ impl Floods {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// The path that shows and sets it.
+    /// The path that shows and sets this.
     fn routes(&self) -> [AdminRoute; 2] {
         let (shown, set) = (self.clone(), self.clone());
         let word = |allowed| if allowed { "on\n" } else { "off\n" };
@@ -173,7 +175,7 @@ impl Service for Lively {
             Wish::Flood { .. } if !self.floods.are_allowed() => {}
             Wish::Echo => {}
             Wish::Wait(time) => cx.sleep(time).await,
-            // Wrong, and here to be seen.
+            // Wrong on purpose, to be seen on the page.
             Wish::Block(time) => std::thread::sleep(time),
             Wish::Flood { megabytes } => {
                 for _ in 0..megabytes * 16 {

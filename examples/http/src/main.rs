@@ -23,7 +23,8 @@ use ringserve::http::HttpOptions;
 use ringserve::log::LogOptions;
 use ringserve::{Driver, Server, http};
 
-/// An HTTP server: GET and HEAD of /, /json, and /bytes/N for N bytes; POST /echo, and /upload or /length to count bytes.
+/// An HTTP server: GET and HEAD of /, /json, and /bytes/N for N bytes; POST /echo, and /upload or
+/// /length to count bytes.
 #[derive(Parser)]
 struct Args {
     /// Address and port to listen on; port 0 finds a free one.
@@ -32,8 +33,8 @@ struct Args {
     /// Shards; by default one for each CPU.
     #[arg(long, value_name = "N")]
     shards: Option<usize>,
-    /// Seconds over which rates of bodies are measured and for idle connections of HTTP/2, twice as many for answers; by
-    /// default the framework's.
+    /// Seconds over which rates of bodies are measured and for idle connections of HTTP/2, twice as
+    /// many for answers; by default the framework's.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     patience: Option<u64>,
     /// auto, io_uring or epoll.
@@ -41,7 +42,7 @@ struct Args {
     driver: Driver,
 }
 
-/// What is there at once, what the peer sends, or what is made as it goes.
+/// A body that is available at once, the peer's own body, or one that is made as it is sent.
 type Answer = Response<Either<Full<Bytes>, Either<Echo, Made>>>;
 
 async fn answer(mut request: Request<Incoming>) -> Result<Answer, hyper::Error> {
@@ -70,7 +71,8 @@ async fn answer_whole(request: Request<Incoming>) -> Result<Answer, hyper::Error
             answer
         }
         (&Method::POST, "/echo") => {
-            // A client that waits for 100 is told to go on where its body is read before the answer begins, and not behind that.
+            // A client that waits for 100 is asked to go on when its body is read before the answer
+            // begins, and not after that.
             let mut rest = request.into_body();
             let first = rest.frame().await.transpose()?;
             Response::new(Either::Right(Either::Left(Echo { first, rest })))
@@ -105,7 +107,7 @@ async fn length(mut body: Incoming) -> Result<u64, hyper::Error> {
     Ok(length)
 }
 
-/// What a client sends, read as fast as it takes it back.
+/// The client's body, read as fast as the client takes it back.
 struct Echo {
     first: Option<Frame<Bytes>>,
     rest: Incoming,
@@ -130,7 +132,7 @@ impl Body for Echo {
     }
 }
 
-/// A body of `left` bytes that are made when there is room for them, and not before.
+/// A body of `left` bytes that are made only when there is room for them.
 struct Made {
     left: u64,
 }

@@ -23,13 +23,15 @@ use ringserve::log::LogOptions;
 use ringserve::tls::{Pem, Tls};
 use ringserve::{Driver, Server, http};
 
-/// An HTTPS server: GET and HEAD of / say which protocol was spoken, and of /bytes/N send N bytes; PUT or POST /length counts bytes.
+/// An HTTPS server: GET and HEAD of / say which protocol was spoken, and of /bytes/N send N bytes;
+/// PUT or POST /length counts bytes.
 #[derive(Parser)]
 struct Args {
     /// Address and port to listen on; port 0 finds a free one.
     #[arg(long, default_value = "127.0.0.1:8443", value_name = "ADDR:PORT")]
     listen: SocketAddr,
-    /// The certificate and those between it and its authority, as PEM. Without it the server makes one, for localhost.
+    /// The certificate and those between it and its authority, as PEM. Without it the server makes
+    /// one, for localhost.
     #[arg(long, requires = "key", value_name = "FILE")]
     cert: Option<PathBuf>,
     /// Its private key, as PEM.
@@ -50,11 +52,11 @@ async fn answer(request: Request<Incoming>) -> Result<Response<String>, HttpErro
             (StatusCode::OK, format!("hello by {:?}\n", request.version()))
         }
         (&Method::GET | &Method::HEAD, path) => match path.strip_prefix("/bytes/").map(str::parse::<u32>) {
-            // 16 MiB at most, since it is made before it is sent.
+            // At most 16 MiB, since it is made before it is sent.
             Some(Ok(count @ ..=16_777_216)) => (StatusCode::OK, "x".repeat(count as usize)),
             _ => (StatusCode::NOT_FOUND, String::new()),
         },
-        // A client that waits for 100 is told to go on when its body is read.
+        // A client that waits for 100 is asked to go on when its body is read.
         (&Method::PUT | &Method::POST, "/length") => {
             (StatusCode::OK, format!("{} bytes\n", length(request.into_body()).await?))
         }
@@ -84,7 +86,7 @@ fn self_signed() -> Result<(Pem, Pem), Box<dyn Error>> {
     let made = rcgen::generate_simple_self_signed(["localhost".into()])?;
     let file = std::env::temp_dir().join("ringserve-https.pem");
     fs::write(&file, made.cert.pem())?;
-    // Not `println!`, which panics where nothing reads.
+    // Not `println!`, which panics if nothing reads.
     let _ =
         writeln!(stdout(), "made a certificate for localhost; clients believe it with {}", file.display());
     Ok((made.cert.pem().into(), made.signing_key.serialize_pem().into()))

@@ -1,11 +1,12 @@
-//! Services around a service: a timeout, a bound on calls in flight, counts, and a layer of this program that counts the lines of
-//! each connection; and the same kind of stack made of tower's layers.
+//! Services around a service: a timeout, a bound on calls in flight, counts, and a layer of this
+//! program that counts the lines of each connection; and the same kind of stack made of tower's
+//! layers.
 //!
 //!     cargo run --release -p example-middleware
 //!     nc 127.0.0.1 7000          # 100: done after 100 ms; 60000: too long; fail: fails; counts: what was counted
 //!
 //!     cargo run --release -p example-middleware -- --tower --at-once 1
-//!     nc 127.0.0.1 7000          # twice: while 5000 is under way in one, the other is told "busy"
+//!     nc 127.0.0.1 7000          # twice: while 5000 is pending in one, the other gets "busy"
 
 use std::cell::Cell;
 use std::fmt;
@@ -21,7 +22,7 @@ use ringserve::tower::{Request, Tower};
 use ringserve::{CloseCx, Cx, Driver, Failure, Frame, OpenCx, Refusal, Server, Service, Session, Shard};
 use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
 
-/// A server that waits as many milliseconds as a line says.
+/// A server that waits as many milliseconds as a line names.
 #[derive(Parser)]
 struct Args {
     /// Address and port to listen on; port 0 finds a free one.
@@ -33,7 +34,7 @@ struct Args {
     /// auto, io_uring or epoll.
     #[arg(long, default_value_t, value_name = "NAME")]
     driver: Driver,
-    /// Calls in flight on a shard; further ones wait, or with --tower are told that it is busy.
+    /// Calls in flight on a shard; further ones wait, or with --tower are answered that it is busy.
     #[arg(long, default_value_t = 100, value_name = "N")]
     at_once: usize,
     /// Lines of a connection that are answered; the next one closes it. Not with --tower.
@@ -42,12 +43,12 @@ struct Args {
     /// Milliseconds a call may take.
     #[arg(long, default_value_t = 10_000, value_name = "MS")]
     timeout: u64,
-    /// Layers of tower instead.
+    /// Use layers of tower instead.
     #[arg(long)]
     tower: bool,
 }
 
-/// What is wrong with a line.
+/// The error of a line.
 #[derive(Debug)]
 struct Failed;
 
@@ -59,7 +60,7 @@ impl fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-/// Waits as long as a line says. What it says then is the answer.
+/// Waits as long as a line names. Returns the answer.
 async fn work(shard: &Shard, line: &[u8]) -> Result<String, Failed> {
     let line = String::from_utf8_lossy(line);
     if line == "fail" {
@@ -70,7 +71,7 @@ async fn work(shard: &Shard, line: &[u8]) -> Result<String, Failed> {
     Ok(format!("{line}: done after {millis} ms"))
 }
 
-/// The service inside, which knows nothing of what is around it.
+/// The inner service, which knows nothing of the layers around it.
 struct Work {
     calls: Calls,
 }
@@ -95,7 +96,7 @@ struct Allowance<S> {
     calls_max: u32,
 }
 
-/// What a connection used of its allowance, and the session of the service inside.
+/// The used part of a connection's allowance, and the session of the inner service.
 struct Used<T> {
     calls: Cell<u32>,
     inner: T,
@@ -148,7 +149,7 @@ impl<S: Service> Service for Allowance<S> {
     }
 }
 
-/// Of all shards, and from any thread.
+/// The counts of all shards, from any thread.
 fn counts(calls: &Calls) -> String {
     let counts = calls.counts();
     format!(
@@ -163,7 +164,8 @@ fn counts(calls: &Calls) -> String {
     )
 }
 
-/// Layers of tower's around a function. They need no runtime. A call that finds no place is answered, not closed.
+/// Layers of tower's around a function. They need no runtime. A call that finds no place is
+/// answered, and its connection stays open.
 fn of_tower(shard: &Shard, at_once: usize) -> impl Service<Session = (), Error = BoxError> + use<> {
     let shard = shard.clone();
     let worker = service_fn(move |request: Request| {
@@ -199,7 +201,7 @@ fn main() -> Result<(), ringserve::Error> {
             Observe::new(TimeLimit::new(allowance, time), calls.on_shard())
         })?;
     }
-    // Not `println!`, which panics where nothing reads.
+    // Not `println!`, which panics if nothing reads.
     let _ = writeln!(stdout(), "{}", counts(&seen));
     Ok(())
 }

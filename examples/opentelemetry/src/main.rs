@@ -1,11 +1,12 @@
-//! Gives the figures of a server to an OpenTelemetry collector: observable instruments that read what the shards publish, so
-//! that nothing is counted twice and no shard is asked.
+//! Gives the figures of a server to an OpenTelemetry collector: observable instruments that read
+//! what the shards publish, so that nothing is counted twice and no shard is asked.
 //!
 //!     cargo run --release -p example-opentelemetry -- --every 5
 //!
-//! A collector that prints what it gets: `otelcol --config 'yaml:receivers::otlp::protocols::http::endpoint: 127.0.0.1:4318'
-//! --config 'yaml:exporters::debug::verbosity: detailed' ..`. Prometheus from 3.0 takes the same, at `/api/v1/otlp/v1/metrics`,
-//! and needs none of this where it may scrape: see the feature `metrics`.
+//! A collector that prints what it receives: `otelcol --config
+//! 'yaml:receivers::otlp::protocols::http::endpoint: 127.0.0.1:4318' --config
+//! 'yaml:exporters::debug::verbosity: detailed' ..`. Prometheus from 3.0 takes the same, at
+//! `/api/v1/otlp/v1/metrics`, and needs none of this if it may scrape: see the feature `metrics`.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -29,7 +30,7 @@ struct Args {
     /// Address and port to listen on; port 0 finds a free one.
     #[arg(long, default_value = "127.0.0.1:7000", value_name = "ADDR:PORT")]
     listen: SocketAddr,
-    /// Where the collector takes OTLP by HTTP.
+    /// URL at which the collector takes OTLP by HTTP.
     #[arg(long, default_value = "http://127.0.0.1:4318/v1/metrics", value_name = "URL")]
     collector: String,
     /// Seconds between two exports.
@@ -86,7 +87,7 @@ fn observe(server: &ServerControl, meter: &Meter) {
         .build();
 }
 
-/// Exports to a collector, from a thread beside the shards.
+/// Exports to a collector, from a thread outside the shards.
 fn exporter(collector: &str, every: Duration) -> Result<SdkMeterProvider, Box<dyn Error>> {
     let exporter = MetricExporter::builder().with_http().with_endpoint(collector).build()?;
     let reader = PeriodicReader::builder(exporter).with_interval(every).build();

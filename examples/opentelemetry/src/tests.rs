@@ -1,4 +1,4 @@
-//! A collector of a few lines: it takes what is exported, and has the figures of the server.
+//! A collector of a few lines: it takes exports, and has the figures of the server.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,7 +15,7 @@ use super::*;
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// What an export says: the sum of each instrument's points.
+/// The content of an export: the sum of each instrument's points.
 type Figures = BTreeMap<String, u64>;
 
 fn sum(points: &[NumberDataPoint]) -> u64 {
@@ -41,7 +41,7 @@ fn figures(body: &[u8]) -> Figures {
     metrics.map(of).collect()
 }
 
-/// Listens for exports. Returns its URL, and what comes.
+/// Listens for exports. Returns its URL, and the exports.
 fn collector() -> (String, Receiver<Figures>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/v1/metrics", listener.local_addr().unwrap());
@@ -111,7 +111,7 @@ fn collector_gets_what_the_server_counted() {
     ];
     let started = Instant::now();
     loop {
-        // What is published may be a tenth of a second old.
+        // Published figures may be a tenth of a second old.
         exporter.force_flush().unwrap();
         let figures = came.recv_timeout(SOON).unwrap();
         if expected.iter().all(|(name, value)| figures.get(*name) == Some(value)) {

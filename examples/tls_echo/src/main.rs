@@ -1,4 +1,4 @@
-//! Sends lines back over TLS, and over plain TCP on a port beside, by one service.
+//! Sends lines back over TLS, and over plain TCP on another port, with one service.
 //!
 //!     cargo run --release -p example-tls-echo
 //!     printf 'hello\n' | openssl s_client -quiet -connect 127.0.0.1:7443 -CAfile /tmp/ringserve-cert.pem
@@ -27,7 +27,8 @@ use ringserve::log::LogOptions;
 use ringserve::tls::{Clients, Pem, Tickets, Tls, TlsInfo};
 use ringserve::{Cx, Driver, Frame, Server, Service, Stream, stream};
 
-/// An echo server over TLS: a line comes back as it is, `who` is answered by what is known of the connection.
+/// An echo server over TLS: a line comes back as it is, `who` is answered with the facts of the
+/// connection.
 #[derive(Parser)]
 struct Args {
     /// Address and port for TLS; port 0 finds a free one.
@@ -36,13 +37,14 @@ struct Args {
     /// Address and port for plain TCP; without it there is none.
     #[arg(long, value_name = "ADDR:PORT")]
     plain: Option<SocketAddr>,
-    /// The certificate and those between it and its authority, as PEM. Without it the server makes one, for localhost.
+    /// The certificate and those between it and its authority, as PEM. Without it the server makes
+    /// one, for localhost.
     #[arg(long, requires = "key", value_name = "FILE")]
     cert: Option<PathBuf>,
     /// Its private key, as PEM.
     #[arg(long, requires = "cert", value_name = "FILE")]
     key: Option<PathBuf>,
-    /// A second certificate, as for an RSA key beside one of ECDSA.
+    /// A second certificate, such as one for an RSA key in addition to one for ECDSA.
     #[arg(long, requires = "key2", value_name = "FILE")]
     cert2: Option<PathBuf>,
     /// Its private key.
@@ -57,10 +59,10 @@ struct Args {
     /// Milliseconds between two looks at the files of certificates; 0 for none.
     #[arg(long, default_value_t = 10_000, value_name = "MS")]
     watch: u64,
-    /// A connection that ends without close_notify was cut off.
+    /// Treat a connection that ends without close_notify as cut off.
     #[arg(long)]
     require_close_notify: bool,
-    /// Serves streams of bytes instead of frames. From outside they are the same.
+    /// Serve streams of bytes instead of frames. From outside they are the same.
     #[arg(long)]
     stream: bool,
     /// Shards; by default one for each CPU.
@@ -71,7 +73,7 @@ struct Args {
     driver: Driver,
 }
 
-/// Bytes of a line of a stream, with its end.
+/// The most bytes of a line of a stream, with its end.
 const LINE_BYTES_MAX: usize = 64 << 10;
 
 struct Echo;
@@ -90,12 +92,13 @@ impl Service for Echo {
     }
 }
 
-/// The same by a stream. No framing bounds its lines, and no lane ends it in a drain: it does both.
+/// Sends lines of a stream back. No framing bounds its lines, and no lane ends it in a drain: it
+/// does both.
 async fn echo(mut stream: Stream) -> io::Result<()> {
     let mut line = Vec::new();
     let mut draining = stream.draining();
     loop {
-        // What is there is read first.
+        // Bytes that are there are read first.
         let bytes = poll_fn(|task| match stream.poll_read_frame(task) {
             Poll::Pending => Pin::new(&mut draining).poll(task).map(|()| Ok(None)),
             bytes => bytes,
@@ -119,7 +122,7 @@ async fn echo(mut stream: Stream) -> io::Result<()> {
     }
 }
 
-/// What is known of the peer of a connection.
+/// The facts about the peer of a connection.
 fn who(tls: Option<Rc<TlsInfo>>) -> String {
     let Some(tls) = tls else { return "plain".into() };
     let names: Vec<_> = tls.identity().into_iter().flat_map(|identity| identity.dns_names()).collect();
@@ -138,7 +141,7 @@ fn self_signed() -> Result<(Pem, Pem), Box<dyn Error>> {
     let made = rcgen::generate_simple_self_signed(["localhost".into()])?;
     let file = std::env::temp_dir().join("ringserve-cert.pem");
     fs::write(&file, made.cert.pem())?;
-    // Not `println!`, which panics where nothing reads.
+    // Not `println!`, which panics if nothing reads.
     let _ =
         writeln!(stdout(), "made a certificate for localhost; clients believe it with {}", file.display());
     Ok((made.cert.pem().into(), made.signing_key.serialize_pem().into()))

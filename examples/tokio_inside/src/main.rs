@@ -1,4 +1,5 @@
-//! Handlers that use what stands on tokio: a timer, a channel to a task, a connection of tokio's, a local task.
+//! Handlers that use parts of tokio: a timer, a channel to a task, a connection of tokio's, a local
+//! task.
 //!
 //!     cargo run --release -p example-tokio-inside
 //!     printf 'wait 200\ncount\nfetch 127.0.0.1:7000\n' | nc -N 127.0.0.1 7000
@@ -40,21 +41,21 @@ struct Args {
     driver: Driver,
 }
 
-/// How long `fetch` waits for an answer.
+/// The time that `fetch` waits for an answer.
 const FETCH_MAX: Duration = Duration::from_secs(2);
 
-/// Bytes of a file that tokio-uring reads, at most.
+/// The most bytes of a file that tokio-uring reads.
 #[cfg(feature = "runtime-tokio-uring")]
 const FILE_BYTES_MAX: usize = 64 << 10;
 
 struct Answers {
     runtime: Runtime,
-    /// To the task that counts for this shard.
+    /// A channel to the task that counts for this shard.
     counter: mpsc::Sender<oneshot::Sender<u64>>,
 }
 
 impl Answers {
-    /// On the shard's thread, inside its runtime.
+    /// Runs on the shard's thread, inside its runtime.
     fn new(runtime: Runtime) -> Answers {
         let (counter, mut questions) = mpsc::channel::<oneshot::Sender<u64>>(100);
         spawn_local(async move {
@@ -79,8 +80,8 @@ impl Answers {
             #[cfg(feature = "runtime-tokio-uring")]
             Runtime::TokioUring => {
                 let path = path.to_owned();
-                // A task, since the call is dropped if its peer goes away. An open of tokio-uring that is dropped loses its
-                // descriptor.
+                // A task, since the call is dropped if its peer goes away. An open of tokio-uring
+                // that is dropped loses its descriptor.
                 spawn_local(async move {
                     let file = ringserve::tokio_uring::fs::File::open(path).await?;
                     let (read, mut bytes) = file.read_at(Vec::with_capacity(FILE_BYTES_MAX), 0).await;
@@ -99,7 +100,7 @@ impl Answers {
     }
 }
 
-/// The first line that a server there answers to a line.
+/// The first line that a server at this address answers to a line.
 async fn fetch(addr: &str) -> io::Result<String> {
     let mut stream = BufReader::new(TcpStream::connect(addr).await?);
     stream.write_all(b"hello\n").await?;
