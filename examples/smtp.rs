@@ -182,7 +182,7 @@ impl Receiver {
                     if (1..=20).contains(&digits.len())
                         && digits.bytes().all(|byte| byte.is_ascii_digit()) =>
                 {
-                    // Twenty digits may exceed the size of any message.
+                    // Twenty digits may be more than any message has.
                     size = digits.parse().unwrap_or(u64::MAX);
                 }
                 ("BODY", "7BIT" | "8BITMIME") => {}

@@ -85,7 +85,7 @@ impl Answers {
                 spawn_local(async move {
                     let file = ringserve::tokio_uring::fs::File::open(path).await?;
                     let (read, mut bytes) = file.read_at(Vec::with_capacity(FILE_BYTES_MAX), 0).await;
-                    // Also behind a read that failed: it is closed, or its descriptor is lost.
+                    // Also after a read that failed: it is closed, or its descriptor is lost.
                     file.close().await?;
                     bytes.truncate(read?);
                     Ok(bytes)

@@ -552,7 +552,8 @@ mod tests {
         inbox.put(first, true).unwrap();
         inbox.put(received(b'2', 32), true).unwrap();
         assert_eq!((inbox.waiting_bytes(), inbox.held_bytes()), (96, 128));
-        // Those that fill less are copied, and together. What fills a buffer waits behind the copy.
+        // Those that fill less are copied, and together. A lease that fills a buffer waits after
+        // the copy.
         inbox.put(received(b'3', 31), true).unwrap();
         inbox.put(received(b'3', 1), true).unwrap();
         inbox.put(received(b'4', 64), true).unwrap();
