@@ -4,8 +4,9 @@ use std::fmt;
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use arc_swap::ArcSwap;
 use hyper::body::Incoming;
 use hyper::service::Service;
 use hyper::{Request, Response};
@@ -13,6 +14,7 @@ use ringserve_server::admin::{Admin, AdminAnswer, AdminRoute};
 use ringserve_server::http::HttpOptions;
 use ringserve_server::limits::ServerLimits;
 use ringserve_server::listen::{Endpoint, Endpoints, ProxyProtocol, endpoints, tcp};
+use ringserve_server::stats::{UpstreamFigures, UpstreamSource};
 use ringserve_server::{
     Error, Limits, Server, ServerControl, ServerHandle, Several, Shard, Stream, http, stream,
 };
@@ -48,7 +50,9 @@ struct Shared {
     process: ProcessPart,
     services: Vec<ServicePart>,
     routes: Routes,
-    upstreams: Mutex<Upstreams>,
+    upstreams: ArcSwap<Upstreams>,
+    /// Held by a reload to its end: of two that come at once the later one has the last word.
+    reloading: Mutex<()>,
     control: OnceLock<ServerControl>,
 }
 
@@ -76,10 +80,15 @@ impl GatewayServer {
             process,
             services,
             routes,
-            upstreams: Mutex::new(upstreams),
+            upstreams: ArcSwap::from_pointee(upstreams),
+            reloading: Mutex::default(),
             control: OnceLock::new(),
         };
         let reloader = Reloader { shared: Arc::new(shared) };
+        for name in reloader.shared.upstreams.load().keys() {
+            let source = NamedUpstream { name: name.clone(), shared: reloader.shared.clone() };
+            server = server.upstream(&source);
+        }
         if let Some(addr) = admin {
             server = server.admin(reloader.admin(Admin::new(addr.to_string())));
         }
@@ -200,6 +209,22 @@ impl Service<Request<Incoming>> for SharedGateway {
     }
 }
 
+/// The figures of the upstream that has a name now. One that comes with a reload is reported after a
+/// restart.
+#[derive(Clone)]
+struct NamedUpstream {
+    name: String,
+    shared: Arc<Shared>,
+}
+
+impl UpstreamSource for NamedUpstream {
+    fn figures(&self) -> UpstreamFigures {
+        let upstreams = self.shared.upstreams.load();
+        let running = upstreams.get(&self.name);
+        running.map_or_else(UpstreamFigures::default, |running| running.http.upstream().figures())
+    }
+}
+
 impl Reloader {
     /// Reads the file again, and the files of certificates. Routes and upstreams are replaced at
     /// once; an upstream that is as it was keeps its connections, and what is known of its
@@ -209,8 +234,8 @@ impl Reloader {
     /// The file is wrong. Nothing is changed then.
     pub fn reload(&self) -> Result<String, ConfigError> {
         let shared = &self.shared;
-        // Held to the end: of two that come at once the later one has the last word.
-        let mut upstreams = self.upstreams();
+        let _held = shared.reloading.lock().unwrap_or_else(PoisonError::into_inner);
+        let upstreams = shared.upstreams.load_full();
         let file = GatewayFile::read_with(&shared.file, &upstreams)?;
         let of_file = |error: &dyn fmt::Display| ConfigError::of_file(&shared.file, error);
         if let Some(control) = shared.control.get() {
@@ -228,8 +253,7 @@ impl Reloader {
         };
         let other_relays = relays.filter(|name| is_other(name)).count();
         let count = file.upstreams.len();
-        *upstreams = file.upstreams;
-        drop(upstreams);
+        shared.upstreams.store(Arc::new(file.upstreams));
         let mut line = format!("{}: read again, {count} upstreams", shared.file.display());
         if other_relays > 0 {
             line.push_str("; upstreams of mode = \"tcp\" changed, which takes a restart");
@@ -253,10 +277,6 @@ impl Reloader {
         reloaded
     }
 
-    fn upstreams(&self) -> MutexGuard<'_, Upstreams> {
-        self.shared.upstreams.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Paths of the admin endpoint.
     fn admin(&self, admin: Admin) -> Admin {
         let (reloader, shown) = (self.clone(), self.clone());
@@ -273,7 +293,7 @@ impl Reloader {
     /// A line for each backend.
     fn upstreams_text(&self) -> String {
         let mut text = String::new();
-        for (name, running) in self.upstreams().iter() {
+        for (name, running) in self.shared.upstreams.load().iter() {
             let stats = running.http.upstream().stats();
             _ = writeln!(text, "{name}: {} retries, {} refused", stats.retries, stats.refused);
             for backend in stats.backends {
