@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use ringserve::Shard;
 use ringserve::testing::Faults;
-use ringserve::upstream::{Backends, Discover, Names};
+use ringserve::upstream::{Backends, Balance, Discover, Names};
 
 use super::*;
 
@@ -18,7 +18,9 @@ fn ips(of: &[usize]) -> Vec<IpAddr> {
 }
 
 fn by_name() -> Upstream {
-    Upstream::names("answers", Names::new("answers.internal:80").refresh(10 * SECOND))
+    // Few questions reach each backend.
+    let names = Names::new("answers.internal:80").refresh(10 * SECOND);
+    Upstream::names("answers", names).balance(Balance::RoundRobin)
 }
 
 /// A client that asks twice a second, and counts what was not answered.
@@ -45,6 +47,7 @@ fn addresses_of_a_name_are_asked_and_followed() {
     Sim::seeds(5).faults(Faults::harmless()).run(|sim| {
         let backends = backends(sim, 4);
         sim.name(NAME, ips(&[0, 1]));
+        sim.name_takes(NAME, SECOND);
         let upstream = by_name();
         front(sim, &upstream, 1 + sim.seed() as usize % 3);
         // The first question comes before the first answer, and waits for it.
