@@ -22,8 +22,13 @@ use ringserve::http::hyper::{Request, Response, body::Incoming};
 use ringserve::limits::StallOptions;
 use ringserve::listen::tcp;
 use ringserve::sync::{AskError, Mesh};
+use ringserve::topics::{
+    self, FormId, History, PublishError, ShardTopics, Since, Slow, TopicOptions, Topics,
+};
 use ringserve::transport::{Batch, LeaseMut, Transport, TransportConn, TransportError, TransportEvent};
-use ringserve::{ConnHandle, Cx, Frame, OpenCx, PushError, Refusal, Server, Service, Stream, http, stream};
+use ringserve::{
+    ConnHandle, Cx, Frame, OpenCx, PushError, Refusal, Server, Service, Session, Stream, http, stream,
+};
 use ringserve_server::internals::{start_on, start_several_on};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -39,7 +44,7 @@ fn main() {
             return;
         }
         return println!(
-            "usage: turns CASE TURNS, where CASE is ring, fifty, waits, push, shards, asks, stream, sealed, services, second, http, pipelined, logged or watched"
+            "usage: turns CASE TURNS, where CASE is ring, fifty, waits, push, shards, asks, stream, sealed, services, second, http, pipelined, logged, unheard, published or watched"
         );
     };
     let (over, all_turns_over) = sync_channel(0);
@@ -99,6 +104,16 @@ fn main() {
             let logs = case == "logged";
             start_on(server, start(Script { frame, ..script }), move |_| {
                 http(service_fn(hello)).access_log(logs)
+            })
+        }
+        // Beside a reply, a message to a topic without a member; and a message to its only member, in the place of a reply.
+        "unheard" | "published" => {
+            let topics = Topics::new(TopicOptions::new(History::none()));
+            let (form, is_heard) = (topics.form(topics::Bare), case == "published");
+            start_on(server, start(script), move |shard| News {
+                topics: topics.register(shard),
+                form,
+                is_heard,
             })
         }
         "sealed" => start_on(server.transport(|| AsIs), start(script), |_| Echo),
@@ -260,5 +275,37 @@ impl Service for Relay {
 
     async fn call(&self, _: &Cx<'_, ()>, frame: Frame) -> Result<(), PushError> {
         self.to.get().ok_or(PushError::Gone)?.push(Bytes::copy_from_slice(&frame))
+    }
+}
+
+/// Publishes each frame, and sends it back where its connection is no member.
+struct News {
+    topics: ShardTopics,
+    form: FormId,
+    is_heard: bool,
+}
+
+struct Member(topics::Subscriber);
+impl Session for Member {}
+
+impl Service for News {
+    type Session = Member;
+    type Error = PublishError;
+
+    async fn open(&self, opening: &OpenCx<'_>) -> Result<Member, Refusal> {
+        let member = Member(self.topics.subscriber(opening.local_handle(), self.form));
+        if self.is_heard {
+            let _ = member.0.subscribe("news", Since::Newest, Slow::Skip).await;
+        }
+        Ok(member)
+    }
+
+    async fn call(&self, cx: &Cx<'_, Member>, frame: Frame) -> Result<(), PublishError> {
+        if self.is_heard {
+            return self.topics.publish("news", Bytes::copy_from_slice(&frame));
+        }
+        self.topics.publish("news", Bytes::from_static(b"unheard"))?;
+        cx.reply(frame);
+        Ok(())
     }
 }
