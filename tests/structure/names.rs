@@ -136,11 +136,11 @@ fn is_flag(ty: &Type) -> bool {
 }
 
 /// The names of a crate's sources that break a rule, from this folder on.
-fn read(folder: &Path, krate: &str, root: &Path, rows: &mut Rows, visible: &mut BTreeMap<String, usize>) {
+fn read(folder: &Path, root: &Path, rows: &mut Rows, visible: &mut BTreeMap<String, usize>) {
     for path in fs::read_dir(folder).expect("a folder can be read").flatten().map(|entry| entry.path()) {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.is_dir() && name != "tests" {
-            read(&path, krate, root, rows, visible);
+            read(&path, root, rows, visible);
         } else if name.ends_with(".rs") && name != "tests.rs" {
             let names = names_of(&fs::read_to_string(&path).expect("a source is text"));
             let place = path.strip_prefix(root).expect("it is below").display();
@@ -168,7 +168,7 @@ fn read_all() -> Rows {
         if src.is_dir() {
             let name = krate.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let mut visible = BTreeMap::new();
-            read(&src, &name, root, &mut rows, &mut visible);
+            read(&src, root, &mut rows, &mut visible);
             let twice = visible.into_iter().filter(|(_, count)| *count > 1);
             rows.extend(twice.map(|(ty, count)| (format!("twice crates/{name} {ty}"), count)));
         }
