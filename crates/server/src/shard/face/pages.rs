@@ -8,7 +8,8 @@ use ringserve_core::{Page, ShardShared};
 
 use ringserve_base::guard::{Panicked, guard};
 
-/// A source of work that is done a page at a time ([`Shard::pages`](crate::Shard::pages)). Clones are the same source.
+/// A source of work that is done a page at a time ([`Shard::pages`](crate::Shard::pages)). Clones
+/// are the same source.
 #[derive(Clone)]
 pub struct Pages {
     sources: Rc<PageSources>,
