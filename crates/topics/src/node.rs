@@ -20,7 +20,7 @@ use crate::members::Member;
 use crate::options::{PublishError, Since, Slow, SubscribeError, TopicOptions};
 use crate::shared::{Answer, Letter, Shared};
 use crate::slab::Slab;
-use crate::topic::{Entry, Topic};
+use crate::topic::{Entry, Topic, TopicCounts};
 
 /// The interval of looks at topics that are not used, and at messages that are too old.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -72,6 +72,8 @@ pub(crate) struct State {
     evicted: u32,
     /// Topics of other homes that were forgotten, until those know.
     left: Vec<Arc<str>>,
+    /// The counts of all topics that were forgotten.
+    pub(crate) forgotten: TopicCounts,
     /// Subscriptions since this second began.
     joins: u32,
     joins_since: Time,
@@ -114,6 +116,7 @@ impl Node {
             log_bytes: 0,
             evicted: 0,
             left: Vec::new(),
+            forgotten: TopicCounts::default(),
             joins: 0,
             joins_since: Time::ZERO,
         };
@@ -511,6 +514,7 @@ impl State {
         let Some(topic) = self.topics.remove(number) else { return };
         self.names.remove(&topic.name);
         self.log_bytes -= topic.log.bytes();
+        self.forgotten += topic.moved;
         if !topic.is_home {
             self.left.push(topic.name);
         }

@@ -1,6 +1,7 @@
 //! A topic on one shard: its log, its members, and what it has to do with the other shards.
 
 use std::collections::VecDeque;
+use std::ops::AddAssign;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
@@ -85,13 +86,23 @@ impl LogEntry for StoredEntry {
 }
 
 /// Counts of a topic on a shard.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TopicCounts {
     pub(crate) messages: u64,
     pub(crate) bytes: u64,
     pub(crate) deliveries: u64,
     pub(crate) skipped: u64,
     pub(crate) cut: u64,
+}
+
+impl AddAssign for TopicCounts {
+    fn add_assign(&mut self, more: TopicCounts) {
+        self.messages += more.messages;
+        self.bytes += more.bytes;
+        self.deliveries += more.deliveries;
+        self.skipped += more.skipped;
+        self.cut += more.cut;
+    }
 }
 
 /// A topic on one shard.

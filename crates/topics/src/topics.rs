@@ -15,6 +15,7 @@ use crate::node::{Connection, Node, Room};
 use crate::options::{PublishError, Since, Slow, SubscribeError, TopicOptions};
 use crate::reader::TopicReader;
 use crate::shared::{Answer, Letter, Shared};
+use crate::topic::TopicCounts;
 
 /// Members that one question about them names at most.
 const MEMBERS_MAX: usize = 1000;
@@ -193,20 +194,16 @@ impl ShardTopics {
     }
 
     /// Figures of the topics of this shard: the 50 with the most deliveries, and the sum of all
-    /// others, named `other`.
+    /// others, named `other`, with what topics counted that the shard knows no longer.
     pub fn figures(&self) -> Vec<TopicFigures> {
         let state = self.node.state.borrow();
-        figures(state.topics.iter().map(|topic| TopicFigures {
-            topic: topic.name.clone(),
+        let each = state.topics.iter().map(|topic| TopicFigures {
             members: topic.members.len() + topic.feeds.len(),
             lagging: topic.members.lagging(),
             log_bytes: topic.log.bytes(),
-            messages: topic.moved.messages,
-            bytes: topic.moved.bytes,
-            deliveries: topic.moved.deliveries,
-            skipped: topic.moved.skipped,
-            cut: topic.moved.cut,
-        }))
+            ..TopicFigures::of_counts(topic.name.clone(), topic.moved)
+        });
+        figures(each, state.forgotten)
     }
 
     /// The shard.
@@ -218,22 +215,14 @@ impl ShardTopics {
 /// Topics that have their own figures.
 const FIGURES_MAX: usize = 50;
 
-fn figures(all: impl Iterator<Item = TopicFigures>) -> Vec<TopicFigures> {
+fn figures(all: impl Iterator<Item = TopicFigures>, forgotten: TopicCounts) -> Vec<TopicFigures> {
     let mut all: Vec<_> = all.collect();
     all.sort_by(|one, other| other.deliveries.cmp(&one.deliveries).then_with(|| one.topic.cmp(&other.topic)));
     let rest = all.split_off(all.len().min(FIGURES_MAX));
-    let sum = rest.into_iter().reduce(|sum, more| TopicFigures {
-        topic: sum.topic,
-        members: sum.members + more.members,
-        lagging: sum.lagging + more.lagging,
-        log_bytes: sum.log_bytes + more.log_bytes,
-        messages: sum.messages + more.messages,
-        bytes: sum.bytes + more.bytes,
-        deliveries: sum.deliveries + more.deliveries,
-        skipped: sum.skipped + more.skipped,
-        cut: sum.cut + more.cut,
-    });
-    all.extend(sum.map(|sum| TopicFigures { topic: "other".into(), ..sum }));
+    if !rest.is_empty() || forgotten != TopicCounts::default() {
+        let other = TopicFigures::of_counts("other".into(), forgotten);
+        all.push(rest.into_iter().fold(other, TopicFigures::plus));
+    }
     all
 }
 
@@ -259,6 +248,38 @@ pub struct TopicFigures {
     pub skipped: u64,
     /// Members that were reset for reading slowly.
     pub cut: u64,
+}
+
+impl TopicFigures {
+    fn of_counts(topic: Arc<str>, counts: TopicCounts) -> TopicFigures {
+        let TopicCounts { messages, bytes, deliveries, skipped, cut } = counts;
+        TopicFigures {
+            topic,
+            members: 0,
+            lagging: 0,
+            log_bytes: 0,
+            messages,
+            bytes,
+            deliveries,
+            skipped,
+            cut,
+        }
+    }
+
+    /// The sum, under the name of the first.
+    fn plus(self, more: TopicFigures) -> TopicFigures {
+        TopicFigures {
+            topic: self.topic,
+            members: self.members + more.members,
+            lagging: self.lagging + more.lagging,
+            log_bytes: self.log_bytes + more.log_bytes,
+            messages: self.messages + more.messages,
+            bytes: self.bytes + more.bytes,
+            deliveries: self.deliveries + more.deliveries,
+            skipped: self.skipped + more.skipped,
+            cut: self.cut + more.cut,
+        }
+    }
 }
 
 /// A connection's part: the topics of which it is a member. Its drop, as with the session that
@@ -374,10 +395,13 @@ mod tests {
             skipped: 0,
             cut: 0,
         };
-        let some = figures((0..50).map(of));
+        let some = figures((0..50).map(of), TopicCounts::default());
         assert_eq!((some.len(), &*some[0].topic), (50, "t49"));
-        let all = figures((0..100_000).map(of));
+        let all = figures((0..100_000).map(of), TopicCounts::default());
         assert_eq!((all.len(), &*all[0].topic, &*all[50].topic), (51, "t99999", "other"));
         assert_eq!((all[50].members, all[50].bytes), (99_950, (0..99_950).sum()));
+        let forgotten = TopicCounts { cut: 2, ..TopicCounts::default() };
+        let with_forgotten = figures((0..2).map(of), forgotten);
+        assert_eq!((with_forgotten.len(), &*with_forgotten[2].topic, with_forgotten[2].cut), (3, "other", 2));
     }
 }

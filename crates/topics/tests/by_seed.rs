@@ -96,13 +96,14 @@ impl News {
             figures.iter().find(|of| &*of.topic == "crowd").map_or(0, |of| of.deliveries)
         };
         let (most, before) = (Rc::new(Cell::new(0)), Cell::new(deliveries(&self.topics)));
-        let (seen, topics, left) = (most.clone(), self.topics.clone(), Rc::new(Cell::new(true)));
-        let goes_on = left.clone();
-        // It has a page of each turn, as topics have.
+        let (seen, topics, awaited) = (most.clone(), self.topics.clone(), Rc::new(Cell::new(count as u64)));
+        let until = awaited.clone();
+        // It has a page of each turn, as topics have, until all have the message: a shard with a page is
+        // never idle, and the time of a simulation stands still meanwhile.
         let watch = shard.pages(move |_page| {
             let now = deliveries(&topics);
             seen.set(seen.get().max(now - before.replace(now)));
-            goes_on.get()
+            now < until.get()
         });
         watch.ask();
         self.topics.publish("crowd", "crowd p 0").unwrap();
@@ -119,10 +120,11 @@ impl News {
             at = (at + 7919) % crowd.len();
             crowd.swap_remove(at);
         }
+        awaited.set(all + crowd.len() as u64);
+        watch.ask();
         self.topics.publish("crowd", "crowd p 1").unwrap();
         let rest = told(all).await;
         drop(crowd);
-        left.set(false);
         format!("{} {all} {rest}", most.get())
     }
 }
@@ -311,11 +313,13 @@ fn members_of_all_shards_get_messages_once_and_in_order() {
 
 #[test]
 fn slow_member_gets_the_rest_and_is_told_what_it_missed() {
-    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
         let (server, _, all) = starts(sim, 1 + sim.seed() as usize % 3, TopicOptions::new(History::last(8)));
         let (addr, ready, oracle) = (server.addr(), Rc::new(Cell::new(0)), Rc::new(Oracle::default()));
+        // How many messages the member has that reads at once.
+        let read = Rc::new(Cell::new(0));
         for (name, slow) in [("skips", "skip"), ("latest", "latest"), ("reads", "skip")] {
-            let (ready, oracle) = (ready.clone(), oracle.clone());
+            let (ready, oracle, read) = (ready.clone(), oracle.clone(), read.clone());
             sim.client(name, async move |net| {
                 let (mut me, mut seen) = (net.connect(addr).await?, Seen::default());
                 let cursor = ask!(me, seen, oracle, true, "+a {slow} newest");
@@ -329,6 +333,9 @@ fn slow_member_gets_the_rest_and_is_told_what_it_missed() {
                 while seen.texts.last().is_none_or(|(_, text)| !text.contains("p 149 ")) {
                     let line = me.line().await?.expect("there is more");
                     seen.take(&line, &oracle, slow == "skip");
+                    if name == "reads" {
+                        read.set(seen.texts.len());
+                    }
                     if let Some((_, text)) = seen.texts.last() {
                         keys.insert(text.split(' ').nth(3).unwrap().to_owned());
                     }
@@ -363,6 +370,10 @@ fn slow_member_gets_the_rest_and_is_told_what_it_missed() {
             for message in 0..150 {
                 let (key, long) = (message % 5, "m".repeat(20_000));
                 assert_eq!(ask!(me, seen, spoken, true, "a#{key} a p {message} {key} {long}"), "ok");
+                // The log of eight never drops one that it has not got, however slow the network is.
+                while read.get() + 6 < message {
+                    net.sleep(SECOND / 100).await;
+                }
                 net.sleep(SECOND / 10).await;
             }
             Ok(())
@@ -379,7 +390,7 @@ fn slow_member_gets_the_rest_and_is_told_what_it_missed() {
 
 #[test]
 fn members_that_must_miss_nothing_are_reset_when_they_would() {
-    Sim::seeds(8).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
         let (server, _, all) = starts(sim, 1 + sim.seed() as usize % 3, TopicOptions::new(History::last(60)));
         let (addr, ready, oracle) = (server.addr(), Rc::new(Cell::new(0)), Rc::new(Oracle::default()));
         sim.expect_losses();
@@ -492,7 +503,7 @@ fn client_that_comes_back_gets_what_it_missed_or_a_gap() {
 
 #[test]
 fn bounds_of_topics_and_members_hold() {
-    Sim::seeds(4).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
         let options = TopicOptions::new(History::last(10)).topics_max(40).connection_topics_max(3);
         let options = options.log_bytes_max(50_000).message_bytes_max(2000).joins_per_second_max(30);
         let (server, _, all) = starts(sim, 1 + sim.seed() as usize % 3, options);
@@ -532,14 +543,14 @@ fn bounds_of_topics_and_members_hold() {
         for topics in &*all.borrow() {
             let bytes: usize = topics.figures().iter().map(|topic| topic.log_bytes).sum();
             assert!(bytes <= 50_000, "{bytes} bytes are kept");
-            assert!(topics.figures().len() <= 40);
+            assert!(topics.figures().iter().filter(|of| &*of.topic != "other").count() <= 40);
         }
     });
 }
 
 #[test]
 fn page_is_bounded_and_members_leave_in_any_order() {
-    Sim::seeds(4).faults(Faults::harmless()).run(|sim| {
+    Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
         let options = TopicOptions::new(History::none());
         let (server, _, all) = starts(sim, 1 + sim.seed() as usize % 2, options);
         let addr = server.addr();
