@@ -27,9 +27,10 @@ pub const TIME_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Changes that are remembered.
 const CHANGES_MAX: usize = 32;
 
-/// Changes the limits of a server that runs, from any thread: `ServerControl::admission`. A
-/// change holds for connections that come after it; none that is there is closed. It is gone with the process; orders to an admin
-/// endpoint can be kept (`Admin::keep_admission`). A control that is kept goes by the time of each call.
+/// Changes the limits of a server that runs, from any thread: `ServerControl::admission`. A change
+/// holds for connections that come after it; none that is there is closed. It is gone with the
+/// process; orders to an admin endpoint can be kept (`Admin::keep_admission`). A control that is
+/// kept goes by the time of each call.
 ///
 /// ```
 /// use std::time::Duration;
@@ -88,25 +89,29 @@ impl AdmissionControl {
         AdmissionControl { limiters, of_one_listener: true, ..self }
     }
 
-    /// Refuses peers of these networks for a time of 1 s to 30 days, beside the deny list: they are closed at once
-    /// ([`RefusedBy::DenyList`](super::RefusedBy::DenyList)). Within a second the kernel's filter has them too, where there is
-    /// one ([`Admission::deny`](super::Admission::deny)): their `connect` hears nothing then. A network that is denied or
-    /// allowed already gets the new time. Peers of the allow list get in all the same. A list that is a [file](IpList::file) is
-    /// read now, on this thread, and not again. Returns at how many listeners it holds: those that have an admission.
+    /// Refuses peers of these networks for a time of 1 s to 30 days, in addition to the deny list:
+    /// they are closed at once ([`RefusedBy::DenyList`](super::RefusedBy::DenyList)). Within a
+    /// second the kernel's filter has them too, where there is one
+    /// ([`Admission::deny`](super::Admission::deny)): their `connect` then gets no answer. A
+    /// network that is already denied or allowed gets the new time. Peers of the allow list are
+    /// still let in. A list that is a [file](IpList::file) is read now, on this thread, and not
+    /// again. Returns at how many listeners it holds: those that have an admission.
     ///
     /// # Errors
-    /// No listener has an admission, the list is empty, denies a whole family and says so once, or the time is out of range; there
-    /// would be more than 10 000 such networks; or the list is a file that cannot be read. Nothing is changed then.
+    /// No listener has an admission, the list is empty, denies a whole family and says so once, or
+    /// the time is out of range; there would be more than 10 000 such networks; or the list is a
+    /// file that cannot be read. Nothing is changed then.
     pub fn deny(&self, networks: &IpList, time: Duration) -> Result<usize, AdmissionError> {
         let found = networks_of(networks)?;
         found.check_denied().map_err(AdmissionError)?;
         self.set_timed_networks(&[(found, time)], false)
     }
 
-    /// Lets peers of these networks in for a time of 1 s to 30 days, as the allow list does: lists, counts, rates and
-    /// the load do not refuse them. Two things are those of the list alone: they take tokens of
-    /// [`accept_rate`](super::Admission::accept_rate) as others do, and have no slots beside a full table. What
-    /// [the kernel filters](super::Admission::deny) gets in within a second. Returns at how many listeners it holds.
+    /// Lets peers of these networks in for a time of 1 s to 30 days, as the allow list does: lists,
+    /// counts, rates and the load do not refuse them. Two things are those of the list alone: they
+    /// take tokens of [`accept_rate`](super::Admission::accept_rate) as others do, and have no
+    /// slots beside a full table. What [the kernel filters](super::Admission::deny) gets in within
+    /// a second. Returns at how many listeners it holds.
     ///
     /// # Errors
     /// As of [`deny`](AdmissionControl::deny), but for whole families.
@@ -115,7 +120,8 @@ impl AdmissionControl {
         self.set_timed_networks(&[(found, time)], true)
     }
 
-    /// Denies or allows lists of networks, each for its time, as one change. Also whole families: they were denied before.
+    /// Denies or allows lists of networks, each for its time, as one change. Also whole families:
+    /// they were denied before.
     ///
     /// # Errors
     /// As of [`allow`](AdmissionControl::allow), if that would refuse one of them.
@@ -143,7 +149,8 @@ impl AdmissionControl {
             }
         }
         let now = self.clock.now();
-        // Each is checked before any is kept. Limiters have one order, so that no two changes wait for each other.
+        // Each is checked before any is kept. Limiters have one order, so that no two changes wait
+        // for each other.
         let mut changes: Vec<_> =
             self.limiters.iter().map(|(limiter, _)| limiter.timed.change(now)).collect();
         for change in &mut changes {
@@ -168,7 +175,8 @@ impl AdmissionControl {
         Ok(count)
     }
 
-    /// Forgets networks that were denied or allowed for a time, each as it was said. Returns how many of them there were.
+    /// Forgets networks that were denied or allowed for a time, each as it was said. Returns how
+    /// many of them there were.
     ///
     /// # Errors
     /// No listener has an admission, or a list that is a file cannot be read.
@@ -189,8 +197,9 @@ impl AdmissionControl {
         Ok(count)
     }
 
-    /// Sets how many connections a prefix may have at once: [`Admission::per_address`](super::Admission::per_address). `None` is
-    /// no limit. Returns at how many listeners it holds: those at which it is counted.
+    /// Sets how many connections a prefix may have at once:
+    /// [`Admission::per_address`](super::Admission::per_address). `None` is no limit. Returns at
+    /// how many listeners it holds: those at which it is counted.
     ///
     /// # Errors
     /// 0, or nothing is counted since there was no such limit at the start.
@@ -203,11 +212,13 @@ impl AdmissionControl {
         Ok(count)
     }
 
-    /// Sets the rate of a prefix and its burst: [`Admission::address_rate`](super::Admission::address_rate). Each prefix has its
-    /// whole burst then. `None` is no limit. Returns at how many listeners it holds.
+    /// Sets the rate of a prefix and its burst:
+    /// [`Admission::address_rate`](super::Admission::address_rate). Each prefix has its whole burst
+    /// then. `None` is no limit. Returns at how many listeners it holds.
     ///
     /// # Errors
-    /// A number is not 1 to 1 000 000, or nothing is counted since there was no such limit at the start.
+    /// A number is not 1 to 1 000 000, or nothing is counted since there was no such limit at the
+    /// start.
     pub fn set_address_rate(&self, rate: Option<(u32, u32)>) -> Result<usize, AdmissionError> {
         let setting = "address_rate";
         let rate = checked(setting, rate)?;
@@ -217,8 +228,8 @@ impl AdmissionControl {
     }
 
     /// Sets how many connections all peers together may have:
-    /// [`Admission::connections_max`](super::Admission::connections_max). Those that are there stay. `None` is no limit.
-    /// Returns at how many listeners it holds.
+    /// [`Admission::connections_max`](super::Admission::connections_max). Those that are there
+    /// stay. `None` is no limit. Returns at how many listeners it holds.
     ///
     /// # Errors
     /// 0, or nothing is counted since there was no such limit at the start.
@@ -230,11 +241,13 @@ impl AdmissionControl {
         Ok(count)
     }
 
-    /// Sets the rate of all peers together: [`Admission::connection_rate`](super::Admission::connection_rate). `None` is no
-    /// limit. Returns at how many listeners it holds.
+    /// Sets the rate of all peers together:
+    /// [`Admission::connection_rate`](super::Admission::connection_rate). `None` is no limit.
+    /// Returns at how many listeners it holds.
     ///
     /// # Errors
-    /// A number is not 1 to 1 000 000, or nothing is counted since there was no such limit at the start.
+    /// A number is not 1 to 1 000 000, or nothing is counted since there was no such limit at the
+    /// start.
     pub fn set_connection_rate(&self, rate: Option<(u32, u32)>) -> Result<usize, AdmissionError> {
         let setting = "connection_rate";
         let rate = checked(setting, rate)?;
@@ -243,11 +256,13 @@ impl AdmissionControl {
         Ok(count)
     }
 
-    /// Sets the rate of the whole server: [`Admission::accept_rate`](super::Admission::accept_rate). A shard that waits for a
-    /// token of the former rate does so to the end: a second at most, or ten while the rate still rises.
+    /// Sets the rate of the whole server:
+    /// [`Admission::accept_rate`](super::Admission::accept_rate). A shard that waits for a token of
+    /// the former rate does so to the end: a second at most, or ten while the rate still rises.
     ///
     /// # Errors
-    /// A number is not 1 to 1 000 000, the server had no such rate at the start, or the control is that of one listener.
+    /// A number is not 1 to 1 000 000, the server had no such rate at the start, or the control is
+    /// that of one listener.
     pub fn set_accept_rate(&self, per_second: u32, burst: u32) -> Result<(), AdmissionError> {
         if self.of_one_listener {
             return wrong(
@@ -265,8 +280,9 @@ impl AdmissionControl {
         Ok(())
     }
 
-    /// The limits as they are now, of each [`Admission`](super::Admission) that the listeners have, and the networks that are
-    /// denied or allowed for a time. The server's [rate](AdmissionControl::accept_rate) is none of them.
+    /// The limits as they are now, of each [`Admission`](super::Admission) that the listeners have,
+    /// and the networks that are denied or allowed for a time. The server's
+    /// [rate](AdmissionControl::accept_rate) is none of them.
     pub fn settings(&self) -> Vec<AdmissionSettings> {
         let now = self.clock.now();
         let of = |(limiter, _): &(Arc<Limiter>, usize)| {
@@ -290,8 +306,8 @@ impl AdmissionControl {
         self.limiters.iter().map(of).collect()
     }
 
-    /// The rate of the whole server as it was set last, and its burst: [`Admission::accept_rate`](super::Admission::accept_rate).
-    /// `None` if it has none.
+    /// The rate of the whole server as it was set last, and its burst:
+    /// [`Admission::accept_rate`](super::Admission::accept_rate). `None` if it has none.
     pub fn accept_rate(&self) -> Option<(u32, u32)> {
         self.rate.as_ref().map(|rate| rate.get())
     }
@@ -394,7 +410,7 @@ impl Limiter {
     }
 }
 
-/// What was changed while the server runs.
+/// Changes that were made while the server runs.
 #[derive(Debug, Default)]
 pub struct Journal {
     changes: Mutex<VecDeque<AdmissionChange>>,
@@ -406,11 +422,12 @@ pub struct Journal {
 pub struct AdmissionChange {
     /// When it was made, on the clock of the shards.
     pub at: Time,
-    /// What was changed to what.
+    /// The setting that was changed, and its new value.
     pub what: String,
 }
 
-/// The limits of one [`Admission`](super::Admission) as they are now. Rates have connections in a second, and the burst.
+/// The limits of one [`Admission`](super::Admission) as they are now. Rates have connections in a
+/// second, and the burst.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AdmissionSettings {
@@ -422,7 +439,8 @@ pub struct AdmissionSettings {
     pub connections_max: Option<u32>,
     /// The rate of all peers.
     pub connection_rate: Option<(u32, u32)>,
-    /// Connections that count for all peers together, where they are counted: all but those of allowed networks.
+    /// Connections that count for all peers together, where they are counted: all but those of
+    /// allowed networks.
     pub connections: Option<u32>,
     /// Networks that are denied or allowed for a time.
     pub timed: Vec<TimedNetwork>,
@@ -436,7 +454,7 @@ pub struct TimedNetwork {
     pub network: String,
     /// True if its peers get in, and false if they do not.
     pub allows: bool,
-    /// How long that holds.
+    /// The time for which that still holds.
     pub left: Duration,
 }
 

@@ -1,5 +1,6 @@
-//! What is denied, by a list or for a time, as a filter of the kernel (classic BPF) at the listeners: a denied peer's first
-//! packet is dropped before there is a connection, without privilege.
+//! A filter of the kernel (classic BPF) at the listeners, made of the networks that are denied by a
+//! list or for a time: a denied peer's first packet is dropped before there is a connection,
+//! without privilege.
 //!
 //! One program serves both families, since `[::]` takes both:
 //!
@@ -8,8 +9,9 @@
 //!                         └ 6 ─▶ source, word 0 ──▶ binary search ─▶ drop, keep, or go on with word 1, and so on
 //! ```
 //!
-//! A program may have 4096 instructions, so of a longer list the widest networks are taken, behind those that are denied for a
-//! time. The rest is refused by the server. The program is made again when a list changed, or a time began or ended.
+//! A program may have 4096 instructions, so of a longer list the widest networks are taken, after
+//! those that are denied for a time. The server refuses the rest. The program is made again when a
+//! list changed, or a time began or ended.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -32,13 +34,14 @@ use super::{IpList, Limiter};
 /// The longest program that the kernel takes (`BPF_MAXINSNS`).
 const INSTRUCTIONS_MAX: usize = 4096;
 
-/// Networks of which a program is tried at most: a single one takes more than one instruction, unless it lies beside others.
+/// Networks of which a program is tried at most: a single one takes more than one instruction,
+/// unless it lies beside others.
 const NETWORKS_MAX: usize = 2 * INSTRUCTIONS_MAX;
 
-/// Where the network header is, whatever comes before it (`SKF_NET_OFF`).
+/// The offset of the network header, whatever precedes it (`SKF_NET_OFF`).
 const NETWORK_HEADER: u32 = 0xfff0_0000;
 
-/// Where the source address is behind that.
+/// The offset of the source address in that header.
 const V4_SOURCE: u32 = 12;
 const V6_SOURCE: u32 = 8;
 
@@ -54,7 +57,7 @@ const JUMP_EQUAL: u16 = 0x15;
 const JUMP_GREATER_EQUAL: u16 = 0x35;
 const RETURN: u16 = 0x06;
 
-/// What a program returns: how much of the packet is kept.
+/// The return value of a program: how much of the packet is kept.
 const KEEP: u32 = u32::MAX;
 const DROP: u32 = 0;
 
@@ -77,7 +80,7 @@ impl Instruction {
     }
 }
 
-/// What becomes of sources whose word is in a segment.
+/// The verdict on sources whose word is in a segment.
 enum Outcome {
     Keep,
     Drop,
@@ -235,15 +238,15 @@ fn program(v4: &[Range], v6: &[Range]) -> Vec<Instruction> {
     program
 }
 
-/// Networks that are denied: those for a time, then a list's, the widest ones of each first. A network of IPv6 has the size of
-/// one of IPv4 with half of its bits.
+/// Networks that are denied: those for a time, then a list's, the widest ones of each first. A
+/// network of IPv6 has the size of one of IPv4 with half of its bits.
 struct Denied {
     networks: Vec<IpNet>,
     allowed: [Vec<Range>; 2],
 }
 
 impl Denied {
-    /// What allows a network for a time is stronger than what denies it.
+    /// A network that is allowed for a time is kept, whatever denies it.
     fn new(deny: Option<&Networks>, allow: Option<&Networks>, timed: &[(IpNet, Until)]) -> Denied {
         let timed_that = |allows: bool| {
             timed.iter().filter(move |(_, until)| until.allows == allows).map(|(network, _)| *network)
@@ -273,7 +276,7 @@ impl Denied {
         program(&without(merged(v4), v4_allowed), &without(merged(v6), v6_allowed))
     }
 
-    /// How many of the widest fit into a program of that length.
+    /// The number of the widest networks that fit into a program of that length.
     fn fitting(&self, instructions: usize) -> usize {
         let (mut fits, mut beyond) = (0, self.networks.len().min(NETWORKS_MAX) + 1);
         while beyond - fits > 1 {
@@ -297,7 +300,7 @@ pub struct KernelFilters {
 struct Filtered {
     limiter: Weak<Limiter>,
     listeners: Vec<ListenerFilter>,
-    /// How often the networks for a time were changed before the last program was made.
+    /// The count of changes to the networks for a time when the last program was made.
     changes: u64,
     /// When one of their times is over that the program knows of.
     stale_at: Option<Time>,

@@ -25,7 +25,7 @@ const BYTES_MAX: u64 = 1 << 40;
 /// When to ask again where the system has no memory for one more key.
 const WITHOUT_MEMORY: u64 = 1_000_000_000;
 
-/// How fast the connections of a key may send together, for [`KeyRates::new`].
+/// Rates for the connections of a key together, for [`KeyRates::new`].
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use = "it does nothing before `KeyRates::new` has it"]
 pub struct KeyLimits {
@@ -36,25 +36,28 @@ pub struct KeyLimits {
 }
 
 impl KeyLimits {
-    /// Sets how many frames a key may send in a second, and how many at once after a pause; each 1 to 1 000 000.
+    /// Sets how many frames a key may send in a second, and how many at once after a pause; each 1
+    /// to 1 000 000.
     pub fn frames(self, per_second: u32, burst: u32) -> KeyLimits {
         KeyLimits { frames: Some(Rate { per_second, burst }), ..self }
     }
 
-    /// Sets how many bytes a key may send in a second, and how many at once after a pause; each 1 to 2^40. A frame that is larger
-    /// than what is left is let through while any is left, and the next one waits until it is paid off.
+    /// Sets how many bytes a key may send in a second, and how many at once after a pause; each 1
+    /// to 2^40. A frame that is larger than what is left is let through while any is left, and the
+    /// next one waits until it is paid off.
     pub fn bytes(self, per_second: u64, burst: u64) -> KeyLimits {
         KeyLimits { bytes: Some((per_second, burst)), ..self }
     }
 
-    /// Sets how many keys are tracked exactly, 1024 to 67 108 864. Default 917 504, of at most 40 MB. New keys beyond are counted
-    /// in cells that several share, 4 MiB in all: such a key never has more than its rate, and may have less.
+    /// Sets how many keys are tracked exactly, 1024 to 67 108 864. Default 917 504, of at most 40
+    /// MB. New keys beyond are counted in cells that several share, 4 MiB in all: such a key never
+    /// has more than its rate, and may have less.
     pub fn tracked_max(self, keys: usize) -> KeyLimits {
         KeyLimits { tracked_max: Some(keys), ..self }
     }
 
-    /// Sets what the keys are, such as `"tenants"`, for the label `rates` of the server's metrics. Default `"keys"`. Rates of one
-    /// name are added up there.
+    /// Sets what the keys are, such as `"tenants"`, for the label `rates` of the server's metrics.
+    /// Default `"keys"`. Rates of one name are added up there.
     pub fn name(self, name: &'static str) -> KeyLimits {
         KeyLimits { name: Some(name), ..self }
     }
@@ -85,8 +88,8 @@ impl KeyLimits {
     }
 }
 
-/// The rates of keys: of what the program names for several connections, such as a user, an API key or a tenant. Clones count
-/// together, on all shards of one server.
+/// The rates of keys: of what the program names for several connections, such as a user, an API key
+/// or a tenant. Clones count together, on all shards of one server.
 ///
 /// A service asks itself, and answers in the words of its protocol; `RateLimit` asks for each
 /// frame.
@@ -113,9 +116,9 @@ impl KeyLimits {
 /// ```
 ///
 /// A key costs 43 to 64 bytes until its buckets are full again, whatever its own length:
-/// [`tracked_max`](KeyLimits::tracked_max) bounds them, and nothing is held before the first one. A key is known by 64 bits of
-/// a hash that each process draws: of a million keys two share their rate once in 37 million runs. A take reads the clock, and
-/// locks one of 64 parts of the table.
+/// [`tracked_max`](KeyLimits::tracked_max) bounds them, and nothing is held before the first one. A
+/// key is known by 64 bits of a hash that each process draws: of a million keys two share their
+/// rate once in 37 million runs. A take reads the clock, and locks one of 64 parts of the table.
 #[derive(Clone)]
 pub struct KeyRates {
     inner: Arc<Inner>,
@@ -133,7 +136,7 @@ struct Inner {
     sketched: AtomicU64,
 }
 
-/// What each key may send.
+/// The rates of each key.
 #[derive(Clone, Copy)]
 pub(super) struct Buckets {
     frames: Option<UnitRate>,
@@ -173,10 +176,11 @@ impl Tally for Bucket {
 }
 
 impl Buckets {
-    /// Takes frames and bytes that are there within `wait_max`, and returns how long they have to wait, all in nanoseconds.
+    /// Takes frames and bytes that are there within `wait_max`, and returns how long they have to
+    /// wait, all in nanoseconds.
     ///
     /// # Errors
-    /// How long it would be, if that is more: nothing is taken then.
+    /// The wait, if it is longer than that: nothing is taken then.
     fn take(
         &self,
         (frames, bytes): (&mut u64, &mut u64),
@@ -203,7 +207,7 @@ impl Buckets {
     }
 }
 
-/// The nanoseconds until a take is not too early any more.
+/// The nanoseconds until a take is no longer too early.
 struct Early(u64);
 
 impl From<NoMemory> for Early {
@@ -212,7 +216,7 @@ impl From<NoMemory> for Early {
     }
 }
 
-/// Where a rate by key is taken: a `Shard`, which has the time and the seed.
+/// The source of time and seed for a rate by key: a `Shard`.
 pub trait TakesKeys: sealed::KeyTaker {}
 
 impl<T: sealed::KeyTaker> TakesKeys for T {}
@@ -223,7 +227,7 @@ pub mod sealed {
 
     use super::super::key_stats::UsedKeyRates;
 
-    /// What [`TakesKeys`](super::TakesKeys) asks of a shard.
+    /// The questions of [`TakesKeys`](super::TakesKeys) to a shard.
     pub trait KeyTaker {
         /// The time on the shard's clock.
         fn now(&self) -> Time;
@@ -260,10 +264,12 @@ impl KeyRates {
         Ok(KeyRates { inner: Arc::new(inner) })
     }
 
-    /// Takes what a key sent, on the shard that received it: `frames` of them, or requests of whatever kind, and `bytes`.
+    /// Takes what a key sent, on the shard that received it: `frames` of them, or requests of
+    /// whatever kind, and `bytes`.
     ///
     /// # Errors
-    /// The key has sent too much. Nothing is taken then; [`RetryAfter`] says when there will be some.
+    /// The key has sent too much. Nothing is taken then; [`RetryAfter`] says when there will be
+    /// some.
     pub fn take(
         &self,
         on: &impl TakesKeys,
@@ -274,7 +280,8 @@ impl KeyRates {
         self.reserve(on, key, (frames, bytes), Duration::ZERO).map(drop)
     }
 
-    /// Takes what is there within `wait_max`, and returns how long that has to wait: others that come meanwhile wait for longer.
+    /// Takes what is there within `wait_max`, and returns how long that has to wait: others that
+    /// come meanwhile wait for longer.
     ///
     /// # Errors
     /// It would be more. Nothing is taken then.
@@ -314,7 +321,7 @@ impl KeyRates {
         }
     }
 
-    /// Has the shard's server know of them, mostly once.
+    /// Adds them to those that the shard's server knows, usually once.
     #[cold]
     fn tell(&self, on: &impl TakesKeys) {
         let used = on.used_rates();
@@ -323,7 +330,8 @@ impl KeyRates {
         self.inner.server.store(used.number(), Ordering::Relaxed);
     }
 
-    /// What is tracked, and what was refused. Locks each of the 64 parts of the table for a moment.
+    /// The number of keys that are tracked, and of takes that were refused. Locks each of the 64
+    /// parts of the table for a moment.
     pub fn stats(&self) -> KeyRatesStats {
         self.inner.stats()
     }
@@ -350,7 +358,7 @@ impl fmt::Debug for KeyRates {
     }
 }
 
-/// How long a key has to wait until it may send again. Others of the key may be there first.
+/// The time until a key may send again. Other takes of the key may come first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RetryAfter(Duration);
 

@@ -1,10 +1,10 @@
-//! What the rates by key of a server hold, by their name.
+//! Statistics of a server's rates by key, by their name.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// What [`KeyRates`](super::KeyRates) hold.
+/// Statistics of [`KeyRates`](super::KeyRates).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeyRatesStats {
@@ -12,13 +12,14 @@ pub struct KeyRatesStats {
     pub keys: usize,
     /// Takes that were refused. A `RateLimit` may have let the call wait then.
     pub refused: u64,
-    /// Takes of keys for which there was no room: raise [`KeyLimits::tracked_max`](super::KeyLimits::tracked_max) if it grows.
+    /// Takes of keys for which there was no room: raise
+    /// [`KeyLimits::tracked_max`](super::KeyLimits::tracked_max) if it grows.
     pub sketched: u64,
 }
 
 /// Rates by key of which a server's shards were asked.
 pub trait KeepsRates: Send + Sync {
-    /// What the keys are.
+    /// The name for the kind of the keys.
     fn name(&self) -> &'static str;
 
     fn stats(&self) -> KeyRatesStats;
@@ -55,7 +56,7 @@ impl UsedKeyRates {
         used.push(rates);
     }
 
-    /// What they hold, by name.
+    /// Their statistics, by name.
     pub fn stats(&self) -> BTreeMap<&'static str, KeyRatesStats> {
         let used: Vec<_> = {
             let used = self.0.rates.lock().unwrap_or_else(PoisonError::into_inner);

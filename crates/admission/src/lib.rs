@@ -33,8 +33,8 @@
 //!
 //! [`KeyRates`] bound what those send that were let in, by a key that the program names.
 //!
-//! All of it is off by default, and costs nothing then. [`RefusedBy`] names what refused a connection, in
-//! `ConnStats::refused_by`.
+//! All of it is off by default, and costs nothing then. [`RefusedBy`] names what refused a
+//! connection, in `ConnStats::refused_by`.
 
 #![deny(clippy::disallowed_methods)]
 #![deny(clippy::too_many_lines)]
@@ -100,7 +100,8 @@ pub const RESERVED: usize = 64;
 /// The range of `tracked_max`.
 const TRACKED_RANGE: (usize, usize) = (1024, 64 << 20);
 
-/// The most bytes of `shed_reply`: what the kernel takes at once from a new socket, and a small part of it.
+/// The most bytes of `shed_reply`: what the kernel takes at once from a new socket, and a small
+/// part of it.
 const SHED_REPLY_MAX: usize = 1024;
 
 /// The range of `ipv6_prefix`.
@@ -109,9 +110,10 @@ const V6_BITS: (u8, u8) = (32, 64);
 /// Whom a server, or one of its services, lets in, and how fast. For `Server::admission` and
 /// `Endpoints::admission`. Everything is off by default.
 ///
-/// A *prefix* is what counts as one peer: an address of IPv4, also where IPv6 carries it (NAT64, `64:ff9b::192.0.2.7`); the first
-/// 64 bits of one of IPv6 ([`ipv6_prefix`](Admission::ipv6_prefix)); and at a Unix socket the user of the process at the other
-/// end. All shards count together. [`AddressKey`] is that for [`KeyRates`].
+/// A *prefix* is what counts as one peer: an address of IPv4, also where IPv6 carries it (NAT64,
+/// `64:ff9b::192.0.2.7`); the first 64 bits of one of IPv6
+/// ([`ipv6_prefix`](Admission::ipv6_prefix)); and at a Unix socket the user of the process at the
+/// other end. All shards count together. [`AddressKey`] is that for [`KeyRates`].
 ///
 /// | setting | what becomes of a connection beyond it |
 /// |---|---|
@@ -122,11 +124,12 @@ const V6_BITS: (u8, u8) = (32, 64);
 /// | [`allow`](Admission::allow) | it gets in whatever the others say |
 ///
 /// Behind a proxy lists, counts and rates of addresses apply to the client, once its header is
-/// there; not to the proxy, nor to a connection for which the proxy names no client, as in its health checks. What comes from
-/// a source that is not trusted is reset anyway.
+/// there; not to the proxy, nor to a connection for which the proxy names no client, as in its
+/// health checks. What comes from a source that is not trusted is reset anyway.
 ///
-/// With a count or a rate of addresses a connection costs 16 bytes in addition, and each prefix 32 to 48 while it has a
-/// connection, or its rate has not recovered: [`tracked_max`](Admission::tracked_max) bounds them.
+/// With a count or a rate of addresses a connection costs 16 bytes in addition, and each prefix 32
+/// to 48 while it has a connection, or its rate has not recovered:
+/// [`tracked_max`](Admission::tracked_max) bounds them.
 #[derive(Clone, Debug, Default)]
 #[must_use = "it does nothing before a server has it"]
 pub struct Admission {
@@ -146,79 +149,82 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Sets how many connections a prefix may have at once, 1 at least. Further ones are closed at once
-    /// ([`RefusedBy::AddressCount`]).
+    /// Sets how many connections a prefix may have at once, 1 at least. Further ones are closed at
+    /// once ([`RefusedBy::AddressCount`]).
     ///
-    /// Whole companies, schools and mobile networks are behind one address: 100 to 1000 is prudent on the open Internet.
+    /// Whole companies, schools and mobile networks are behind one address: 100 to 1000 is prudent
+    /// on the open Internet.
     pub fn per_address(self, connections: u32) -> Admission {
         Admission { per_address: Some(connections), ..self }
     }
 
-    /// Sets how many connections a prefix may open in a second, and how many at once after a pause; each 1 to 1 000 000. In any
-    /// time of `t` seconds it gets at most `burst + per_second × t`. Further ones are closed at once
-    /// ([`RefusedBy::AddressRate`]), and do not count themselves.
+    /// Sets how many connections a prefix may open in a second, and how many at once after a pause;
+    /// each 1 to 1 000 000. In any time of `t` seconds it gets at most `burst + per_second × t`.
+    /// Further ones are closed at once ([`RefusedBy::AddressRate`]), and do not count themselves.
     pub fn address_rate(self, per_second: u32, burst: u32) -> Admission {
         Admission { address_rate: Some(Rate { per_second, burst }), ..self }
     }
 
-    /// Sets how many connections all peers together may have at once, 1 at least. Further ones are closed at once
-    /// ([`RefusedBy::ConnectionCount`]), where the server's own
-    /// `connections_max` lets them wait. For a
-    /// service or a listener that is not to
-    /// take all of the server's table.
+    /// Sets how many connections all peers together may have at once, 1 at least. Further ones are
+    /// closed at once ([`RefusedBy::ConnectionCount`]), where the server's own `connections_max`
+    /// lets them wait. For a service or a listener that is not to take all of the server's table.
     pub fn connections_max(self, connections: u32) -> Admission {
         Admission { connections_max: Some(connections), ..self }
     }
 
-    /// Sets how many connections all peers together may open in a second, and how many at once after a pause; each 1 to
-    /// 1 000 000. Further ones are closed at once ([`RefusedBy::ConnectionRate`]), and do not count themselves. For a service or
-    /// a listener whose clients are not to hold up those of others; [`accept_rate`](Admission::accept_rate) lets them wait, and
-    /// holds for the whole server.
+    /// Sets how many connections all peers together may open in a second, and how many at once
+    /// after a pause; each 1 to 1 000 000. Further ones are closed at once
+    /// ([`RefusedBy::ConnectionRate`]), and do not count themselves. For a service or a listener
+    /// whose clients are not to hold up those of others; [`accept_rate`](Admission::accept_rate)
+    /// lets them wait, and holds for the whole server.
     pub fn connection_rate(self, per_second: u32, burst: u32) -> Admission {
         Admission { connection_rate: Some(Rate { per_second, burst }), ..self }
     }
 
     /// Lets each of the limits be changed while the server runs, also those that are not set:
-    /// `ServerControl::admission` and the admin endpoint. Connections are counted from the
-    /// start on, at the cost of limits that are set. Without it limits that are set can be changed, and networks denied for a
-    /// time where there is any limit or list.
+    /// `ServerControl::admission` and the admin endpoint. Connections are counted from the start
+    /// on, at the cost of limits that are set. Without it limits that are set can be changed, and
+    /// networks denied for a time where there is any limit or list.
     pub fn adjustable(self) -> Admission {
         Admission { adjustable: true, ..self }
     }
 
-    /// Sets how many connections the whole server takes in a second, and how many at once after a pause; each 1 to 1 000 000.
-    /// Further ones wait: no accept is armed until there is a token, so they stay in the kernel's queue, and what was on its way
-    /// then holds a descriptor; with io_uring that is one connection for each listener of a shard, with epoll up to 24. What
-    /// is refused for its address takes no token.
+    /// Sets how many connections the whole server takes in a second, and how many at once after a
+    /// pause; each 1 to 1 000 000. Further ones wait: no accept is armed until there is a token, so
+    /// they stay in the kernel's queue, and what was on its way then holds a descriptor; with
+    /// io_uring that is one connection for each listener of a shard, with epoll up to 24. What is
+    /// refused for its address takes no token.
     ///
     /// With io_uring a listener then accepts one connection in a turn of its shard.
     pub fn accept_rate(self, per_second: u32, burst: u32) -> Admission {
         Admission { accept_rate: Some(Rate { per_second, burst }), ..self }
     }
 
-    /// Lets [`accept_rate`](Admission::accept_rate) rise from a tenth to the whole of it in this time after the start, in a
-    /// straight line; at most an hour. A restarted server then takes in the clients of the one before without losing any. The
-    /// burst is there from the beginning. The same begins again when a shard's `Load::Full` ends,
-    /// behind which the newcomers that had to wait come at once.
+    /// Lets [`accept_rate`](Admission::accept_rate) rise from a tenth to the whole of it in this
+    /// time after the start, in a straight line; at most an hour. A restarted server then takes in
+    /// the clients of the one before without losing any. The burst is there from the beginning. The
+    /// same begins again when a shard's `Load::Full` ends, after which the new connections that had
+    /// to wait come at once.
     pub fn slow_start(self, time: Duration) -> Admission {
         Admission { slow_start: Some(time), ..self }
     }
 
     /// Refuses peers of these networks ([`RefusedBy::DenyList`]).
     ///
-    /// At TCP listeners of the server's own the widest of the networks are also given to the kernel as a filter, up to 4096
-    /// instructions: about 2000 networks of IPv4. Those that are [denied for a time](AdmissionControl::deny) come first. It
-    /// drops their first packets, so that a peer's `connect` hears nothing and times out. It needs no privilege.
-    /// Adopted sockets, Unix sockets and listeners behind proxies have
-    /// no filter. See [`without_kernel_filter`](Admission::without_kernel_filter).
+    /// At TCP listeners of the server's own the widest of the networks are also given to the kernel
+    /// as a filter, up to 4096 instructions: about 2000 networks of IPv4. Those that are [denied
+    /// for a time](AdmissionControl::deny) come first. It drops their first packets, so that a
+    /// peer's `connect` gets no answer and times out. It needs no privilege. Adopted sockets, Unix
+    /// sockets and listeners behind proxies have no filter. See
+    /// [`without_kernel_filter`](Admission::without_kernel_filter).
     ///
     /// A list that denies a whole family (`0.0.0.0/0`) is an error, unless it says so twice.
     pub fn deny(self, list: IpList) -> Admission {
         Admission { deny: Some(list), ..self }
     }
 
-    /// Lets peers of these networks in, whatever the other settings say, `Server::admit` excepted: for
-    /// those who operate the server. They count nowhere and take no token.
+    /// Lets peers of these networks in, whatever the other settings say, `Server::admit` excepted:
+    /// for those who operate the server. They count nowhere and take no token.
     ///
     /// At a full connection table each shard keeps 64 slots for them, beyond
     /// `connections_max`. To see who is there it then goes on accepting, until 64
@@ -227,43 +233,49 @@ impl Admission {
         Admission { allow: Some(list), ..self }
     }
 
-    /// Sets how many bits of an IPv6 address make a prefix, 32 to 64. Default 64, which is what a single customer has at least;
-    /// many have 56.
+    /// Sets how many bits of an IPv6 address make a prefix, 32 to 64. Default 64, which is what a
+    /// single customer has at least; many have 56.
     pub fn ipv6_prefix(self, bits: u8) -> Admission {
         Admission { ipv6_prefix: Some(bits), ..self }
     }
 
-    /// Sets how many prefixes are tracked exactly, 1024 to 67 108 864. Default 917 504, of at most 30 MB. New prefixes beyond
-    /// are counted in cells that several share, 4 MiB in all: such a prefix is never let in beyond its limits, and may be
-    /// refused below them. A prefix with connections is tracked until they ended.
+    /// Sets how many prefixes are tracked exactly, 1024 to 67 108 864. Default 917 504, of at most
+    /// 30 MB. New prefixes beyond are counted in cells that several share, 4 MiB in all: such a
+    /// prefix is never let in beyond its limits, and may be refused below them. A prefix with
+    /// connections is tracked until they ended.
     pub fn tracked_max(self, prefixes: usize) -> Admission {
         Admission { tracked_max: Some(prefixes), ..self }
     }
 
-    /// Leaves the [deny list](Admission::deny), and what is denied for a time, to the server alone: such peers are connected,
-    /// and closed at once. A peer that is filtered by the kernel waits for an answer in vain instead.
+    /// Leaves the [deny list](Admission::deny), and what is denied for a time, to the server alone:
+    /// such peers are connected, and closed at once. A peer that is filtered by the kernel waits
+    /// for an answer in vain instead.
     pub fn without_kernel_filter(self) -> Admission {
         Admission { without_kernel_filter: true, ..self }
     }
 
-    /// Says these bytes, as they are, to a connection that is refused for a count or a rate, of its address or of all peers
-    /// together ([`connections_max`](Admission::connections_max), [`connection_rate`](Admission::connection_rate)), before it is
-    /// closed: `-ERR max number of clients reached` and the like, or `http::SHED_REPLY`. 1 to 1024
-    /// bytes. And has the server refuse newcomers in that way ([`RefusedBy::Load`]) instead of letting them wait in the kernel's
-    /// queue while a shard is at `Load::Refusing` for a cause that holds: until its table
-    /// and memory are 5 % below what led there, and the queue no longer fills. Peers of the allow list are let in.
+    /// Sends these bytes, as they are, to a connection that is refused for a count or a rate, of
+    /// its address or of all peers together ([`connections_max`](Admission::connections_max),
+    /// [`connection_rate`](Admission::connection_rate)), before it is closed: `-ERR max number of
+    /// clients reached` and the like, or `http::SHED_REPLY`. 1 to 1024 bytes. They also let the
+    /// server refuse new connections in that way ([`RefusedBy::Load`]) instead of letting them wait
+    /// in the kernel's queue while a shard is at `Load::Refusing` for a cause that holds: until its
+    /// table and memory are 5 % below what led there, and the queue no longer fills. Peers of the
+    /// allow list are let in.
     ///
-    /// A connection that is refused so has one small send and at most 200 ms to close too. There are 256 of them on a shard at
-    /// once, and no more than a sixteenth of its table; 2000 a second on the server. Beyond it newcomers wait where the load
-    /// refuses them, and are closed without a word where a count or a rate does. Nothing is said below TLS or another
-    /// transport, where such a listener refuses none for its load; a listener that speaks WebSocket says it
-    /// before its handshake, as HTTP.
+    /// A connection that is refused so has one small send and at most 200 ms to close too. There
+    /// are 256 of them on a shard at once, and no more than a sixteenth of its table; 2000 a second
+    /// on the server. Beyond that, new connections wait where the load refuses them, and are closed
+    /// without a message where a count or a rate does. Nothing is sent below TLS or another
+    /// transport, where such a listener refuses none for its load; a listener that speaks WebSocket
+    /// sends it before its handshake, as HTTP.
     pub fn shed_reply(self, bytes: impl AsRef<[u8]>) -> Admission {
         Admission { shed_reply: Some(bytes.as_ref().into()), ..self }
     }
 
-    /// Checks all of it, and reads the lists. `None` of the first if nothing is asked of connections, and of the second without
-    /// a rate for the server. A `simulated` one is decided by the seed.
+    /// Checks all of it, and reads the lists. `None` of the first if nothing is asked of
+    /// connections, and of the second without a rate for the server. A `simulated` one is decided
+    /// by the seed.
     #[doc(hidden)]
     pub fn check(
         &self,
@@ -427,8 +439,8 @@ fn wrong<T>(why: String) -> Result<T, AdmissionError> {
     Err(AdmissionError(why))
 }
 
-/// The reason why an [`Admission`] cannot be used: a number out of range, settings that contradict each other, or a list that
-/// cannot be read. The text names the cause and the fix.
+/// The reason why an [`Admission`] cannot be used: a number out of range, settings that contradict
+/// each other, or a list that cannot be read. The text names the cause and the fix.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AdmissionError(String);
 
@@ -450,11 +462,12 @@ ringserve_buf::debug_is_display!(AdmissionError);
 
 impl std::error::Error for AdmissionError {}
 
-/// What the limits of a server hold, all its [`Admission`]s together.
+/// Statistics of the limits of a server, all its [`Admission`]s together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AdmissionStats {
-    /// Prefixes that are tracked exactly: with a connection, or a rate that has not recovered when it was looked at last.
+    /// Prefixes that are tracked exactly: with a connection, or a rate that has not recovered when
+    /// it was looked at last.
     pub prefixes: usize,
     /// Connections that count for their prefix: all but those of allow lists.
     pub connections: usize,
@@ -485,7 +498,7 @@ impl Door {
     /// Asks whether a connection may begin.
     ///
     /// # Errors
-    /// What refuses it.
+    /// The reason for which it is refused.
     #[inline]
     pub fn let_in(&self, address: IpAddr, now: Time) -> Result<Counted, RefusedBy> {
         self.0.let_in(Source::Address(address), now).map(Counted)

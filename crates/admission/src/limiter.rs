@@ -1,4 +1,4 @@
-//! What is asked of each connection before it begins, in the order of the cost.
+//! Checks of each connection before it begins, in the order of the cost.
 //!
 //! ```text
 //!   allow list ▶ networks allowed or denied for a time ▶ deny list ▶ count and rate of the prefix ▶ those of all peers
@@ -21,7 +21,7 @@ use super::timed::{Timed, Until};
 use super::total::Total;
 use super::{AdmissionStats, IpList};
 
-/// What an `Admission` asks of connections, for all shards.
+/// The conditions of an `Admission` for connections, for all shards.
 pub struct Limiter {
     pub(super) deny: Option<IpList>,
     pub(super) allow: Option<IpList>,
@@ -32,13 +32,13 @@ pub struct Limiter {
     pub(super) total: Total,
     /// Networks that were denied or allowed for a time.
     pub(super) timed: Timed,
-    /// What is denied is given to the kernel too.
+    /// The kernel's filter gets the networks that are denied, too.
     pub(super) filters: bool,
     /// The kernel was given networks that are denied for a time.
     pub(super) has_filtered: AtomicBool,
     /// The limits as they were set last.
     pub(super) set: Mutex<LimitsSet>,
-    /// What connections hear that are refused for their number, or for the load.
+    /// The message to connections that are refused for their number, or for the load.
     pub(super) shed_reply: Option<Arc<[u8]>>,
     pub(super) lines: Lines,
 }
@@ -55,7 +55,7 @@ impl Limiter {
         self.allows(address) || self.timed_at(address, now).is_some_and(|until| until.allows)
     }
 
-    /// What holds for an address for a time.
+    /// The entry that holds for an address for a time.
     #[inline]
     fn timed_at(&self, address: IpAddr, now: Time) -> Option<Until> {
         if self.timed.has_some() { self.timed.at(address, now) } else { None }
@@ -66,10 +66,11 @@ impl Limiter {
         self.total.has_rate() || self.table.as_ref().is_some_and(Table::has_rate)
     }
 
-    /// Asks whether a connection may begin now, which is then counted if there are limits to count for.
+    /// Asks whether a connection may begin now, which is then counted if there are limits to count
+    /// for.
     ///
     /// # Errors
-    /// What refuses it.
+    /// The reason for which it is refused.
     #[inline]
     pub fn let_in(&self, source: Source, now: Time) -> Result<Option<Charge>, RefusedBy> {
         self.let_in_since(source, now, now)
@@ -78,7 +79,7 @@ impl Limiter {
     /// The same for a connection that came between `from` and `now`, while the shard was away.
     ///
     /// # Errors
-    /// What refuses it.
+    /// The reason for which it is refused.
     #[inline]
     pub fn let_in_since(&self, source: Source, from: Time, now: Time) -> Result<Option<Charge>, RefusedBy> {
         let prefix = match source {
@@ -125,7 +126,8 @@ impl Limiter {
         }
     }
 
-    /// True if the kernel may drop packets for it. It stays so: its drops stay in the kernel's count.
+    /// True if the kernel may drop packets for it. It stays so: its drops stay in the kernel's
+    /// count.
     pub(super) fn is_filtered(&self) -> bool {
         self.filters && (self.deny.is_some() || self.has_filtered.load(Ordering::Relaxed))
     }
@@ -166,7 +168,8 @@ impl Limiter {
         self.table.as_ref().map(Table::stats).unwrap_or_default()
     }
 
-    /// Reads lists again whose files changed, and says what came of it. True if a list is another one.
+    /// Reads lists again whose files changed, and says what came of it. True if a list is another
+    /// one.
     pub(super) fn refresh(&self) -> bool {
         let mut changed = false;
         for (list, is_deny) in [(&self.deny, true), (&self.allow, false)] {
@@ -219,7 +222,7 @@ impl From<Over> for RefusedBy {
     }
 }
 
-/// Where a connection comes from.
+/// The source of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     Address(IpAddr),
@@ -232,8 +235,8 @@ pub enum Source {
 pub(super) struct Lines(AtomicU64);
 
 impl Lines {
-    /// `Some` if there may be a line: the first one of a second with the number of those that were left out in the last one that
-    /// had any.
+    /// `Some` if there may be a line: the first one of a second with the number of those that were
+    /// left out in the last one that had any.
     pub(super) fn sample(&self, now: Time) -> Option<LeftOut> {
         let second = (now.as_millis() / 1000) << 32;
         let begins = |lines: u64| lines >> 32 << 32 < second;

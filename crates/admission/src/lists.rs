@@ -18,12 +18,13 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 /// Characters of a wrong entry that an error shows.
 const SHOWN: usize = 60;
 
-/// Networks whose addresses are denied or allowed ([`Admission::deny`], [`Admission::allow`]): addresses (`192.0.2.7`) and
-/// networks (`10.0.0.0/8`, `2001:db8::/32`). Bits behind the prefix do not matter. A network of IPv4 addresses holds for peers
-/// of `[::]`, too, and may be written as one of IPv6 (`::ffff:192.0.2.0/120`).
+/// Networks whose addresses are denied or allowed ([`Admission::deny`], [`Admission::allow`]):
+/// addresses (`192.0.2.7`) and networks (`10.0.0.0/8`, `2001:db8::/32`). Bits behind the prefix do
+/// not matter. A network of IPv4 addresses holds for peers of `[::]`, too, and may be written as
+/// one of IPv6 (`::ffff:192.0.2.0/120`).
 ///
-/// A look into a list takes about as long whatever networks it has. One of IPv4 takes 14 bytes, and one of
-/// IPv6 52.
+/// A look into a list takes about as long whatever networks it has. One of IPv4 takes 14 bytes, and
+/// one of IPv6 52.
 ///
 /// ```
 /// # mod ringserve {
@@ -54,11 +55,12 @@ struct Shared {
 }
 
 impl IpList {
-    /// A list in a file: a network or an address in each line, and comments behind `#` or `;`. It is read when the server
-    /// starts, which fails if it cannot be read, and again within a second after it changed, as its times or its size tell. A
-    /// file with a wrong line then keeps the old list in use, with an error in the log that names the line. So does one that
-    /// cannot be read, with one error, and each second tries again. Replace the file by renaming a new one over it: the half of a
-    /// file that is written in place may be a list as well.
+    /// A list in a file: a network or an address in each line, and comments behind `#` or `;`. It
+    /// is read when the server starts, which fails if it cannot be read, and again within a second
+    /// after it changed, as its times or its size tell. A file with a wrong line then keeps the old
+    /// list in use, with an error in the log that names the line. So does one that cannot be read,
+    /// with one error, and each second tries again. Replace the file by renaming a new one over it:
+    /// the half of a file that is written in place may be a list as well.
     ///
     /// A file may have 64 MiB. In a simulation it is read at the start alone.
     pub fn file(file: impl Into<PathBuf>) -> IpList {
@@ -80,7 +82,7 @@ impl IpList {
         self.shared.networks.load().contains(address)
     }
 
-    /// How many networks it has, each once.
+    /// The number of its networks, each counted once.
     pub fn len(&self) -> usize {
         self.shared.networks.load().len()
     }
@@ -90,12 +92,14 @@ impl IpList {
         self.len() == 0
     }
 
-    /// Reads the file, if it is one that was not read since it changed; at the start in any case, since another start may have
-    /// failed by it, or another list have taken it. True if the list may be another one now.
+    /// Reads the file, if it is one that was not read since it changed; at the start in any case,
+    /// since another start may have failed by it, or another list have taken it. True if the list
+    /// may be another one now.
     ///
     /// # Errors
-    /// If it has a wrong line, or is refused by `check`: the list stays as it is, and is not read again before the file changes.
-    /// Or if it cannot be read: then it is tried again by the next call, which fails for another reason alone.
+    /// If it has a wrong line, or is refused by `check`: the list stays as it is, and is not read
+    /// again before the file changes. Or if it cannot be read: then it is tried again by the next
+    /// call, which fails for another reason alone.
     pub(super) fn refresh(
         &self,
         at_start: bool,
@@ -120,12 +124,13 @@ impl IpList {
         watcher.look(&[file], read, judge).unwrap_or(Ok(false))
     }
 
-    /// What it has now.
+    /// The networks that it has now.
     pub(super) fn networks(&self) -> Arc<Networks> {
         self.shared.networks.load_full()
     }
 
-    /// What it has; of one that is a file what is in that now, for those that are not read at a start. The list stays as it is.
+    /// Its networks; of one that is a file those that are in the file now, for lists that are not
+    /// read at a start. The list stays as it is.
     ///
     /// # Errors
     /// If it cannot be read, or has a wrong line.
@@ -141,7 +146,7 @@ impl IpList {
         self.networks().iter().map(|network| network.to_string()).collect()
     }
 
-    /// Where it is read from.
+    /// The file from which it is read.
     pub(super) fn path(&self) -> Option<&Path> {
         self.shared.file.as_deref()
     }
@@ -307,7 +312,8 @@ impl Networks {
     }
 }
 
-/// An address, or a network, which is one of IPv4 where it is inside `::ffff:0:0/96`. Bits behind the prefix are zeros.
+/// An address, or a network, which is one of IPv4 where it is inside `::ffff:0:0/96`. Bits behind
+/// the prefix are zeros.
 pub fn network(text: &str) -> Option<IpNet> {
     let network = text.parse::<IpNet>().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))?;
     let mapped = |network: Ipv6Net| {
@@ -351,7 +357,8 @@ mod tests {
             temporary
         }
 
-        /// By a rename, so that it is another file even where the clock of the file system did not move.
+        /// By a rename, so that it is another file even where the clock of the file system did not
+        /// move.
         fn write(&self, text: &str) {
             let new = self.0.with_extension("new");
             fs::write(&new, text).unwrap();

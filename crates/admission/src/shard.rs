@@ -1,4 +1,5 @@
-//! Admission on one shard: which limits hold at a listener, and what each connection was counted for.
+//! Admission on one shard: which limits hold at a listener, and what each connection was counted
+//! for.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,12 +24,13 @@ struct Limited {
     is_plain: bool,
 }
 
-/// Connections that are refused behind last words in a second, on all shards, and at once after a pause.
+/// Connections that are refused behind last words in a second, on all shards, and at once after a
+/// pause.
 const WORDS_RATE: (u32, u32) = (2000, 200);
 
 impl Limiters {
-    /// Of the listeners in their order: the limits that hold there, the address, whether proxies connect there, and whether
-    /// words reach a connection that is not begun.
+    /// Of the listeners in their order: the limits that hold there, the address, whether proxies
+    /// connect there, and whether words reach a connection that is not begun.
     pub fn of<'a>(
         listeners: impl Iterator<Item = (Option<&'a Arc<Limiter>>, &'a Address, bool, bool)>,
     ) -> Limiters {
@@ -106,7 +108,8 @@ impl Limiters {
         (0..self.0.len()).any(|listener| self.in_front_of(listener).is_some_and(|of| of.allow.is_some()))
     }
 
-    /// True for a peer that may have such a slot. It is asked without the time: networks that are allowed for a time have none.
+    /// True for a peer that may have such a slot. It is asked without the time: networks that are
+    /// allowed for a time have none.
     pub fn allows(&self, listener: u16, peer: SocketAddr) -> bool {
         self.in_front_of(listener.into()).is_some_and(|limiter| limiter.allows(peer.ip()))
     }
@@ -123,8 +126,8 @@ fn let_in(
     Ok(charge.map(|charge| ChargeGuard { limiter: limiter.clone(), charge: Some(charge), now }))
 }
 
-/// A connection that was counted and is not kept yet. Its drop takes the charge back, so each way out
-/// of what follows does.
+/// A connection that was counted and is not kept yet. Its drop takes the charge back, so each way
+/// out of what follows does.
 pub struct ChargeGuard {
     limiter: Arc<Limiter>,
     /// `None` once it is kept.
@@ -160,8 +163,8 @@ impl ShardAdmission {
         (!is_empty).then(admission)
     }
 
-    /// What a connection hears that is refused for the load. `None` if it is not, since the program has no words for it, or its
-    /// address is let in whatever the load.
+    /// The message to a connection that is refused for the load. `None` if it is not refused, since
+    /// the program has no message for it, or its address is let in whatever the load.
     pub fn words_for_load(&self, peer: &Peer, now: Time) -> Option<Arc<[u8]>> {
         let is_allowed =
             |limiter: &Arc<Limiter>| peer.addr().is_some_and(|addr| limiter.allows_now(addr.ip(), now));
@@ -172,7 +175,7 @@ impl ShardAdmission {
         limiter.shed_reply.clone()
     }
 
-    /// What a connection hears that is refused for a count or a rate.
+    /// The message to a connection that is refused for a count or a rate.
     pub fn words_for(&self, listener: usize, by: RefusedBy) -> Option<Arc<[u8]>> {
         let (_, limiter) = self.limiters.at(listener).filter(|(limited, _)| limited.is_plain)?;
         use RefusedBy::{AddressCount, AddressRate, ConnectionCount, ConnectionRate};
@@ -198,12 +201,12 @@ impl ShardAdmission {
         self.limiters.at(listener).is_some_and(|(_, limiter)| limiter.has_rate())
     }
 
-    /// Asks whether a connection that was accepted may begin. At listeners of proxies that is asked of their
-    /// [clients](ShardAdmission::let_client_in). It came between the two times, which differ
-    /// where the shard was away.
+    /// Asks whether a connection that was accepted may begin. At listeners of proxies that is asked
+    /// of their [clients](ShardAdmission::let_client_in). It came between the two times, which
+    /// differ where the shard was away.
     ///
     /// # Errors
-    /// What refuses it.
+    /// The reason for which it is refused.
     pub fn let_in(&self, peer: &Peer, (from, now): (Time, Time)) -> Result<Option<ChargeGuard>, RefusedBy> {
         let Some((limited, limiter)) = self.limiters.at(peer.listener()).filter(|(of, _)| !of.is_proxied)
         else {
@@ -220,10 +223,11 @@ impl ShardAdmission {
         let_in(limiter, source, (from, now))
     }
 
-    /// The same for the client behind a proxy, whose header was read. A proxy that speaks for itself is let in.
+    /// The same for the client behind a proxy, whose header was read. A proxy that speaks for
+    /// itself is let in.
     ///
     /// # Errors
-    /// What refuses it.
+    /// The reason for which it is refused.
     pub fn let_client_in(
         &self,
         peer: &Peer,
@@ -236,8 +240,8 @@ impl ShardAdmission {
         }
     }
 
-    /// Keeps what a connection was counted for until it ended. False if there is no memory for that: the
-    /// charge is taken back then.
+    /// Keeps what a connection was counted for until it ended. False if there is no memory for
+    /// that: the charge is taken back then.
     pub fn keep(&mut self, id: ConnId, mut guard: ChargeGuard) -> bool {
         let Some(kept) = self.charges.entry(id.slot()) else { return false };
         debug_assert!(kept.is_none(), "{id} was counted already");

@@ -1,13 +1,14 @@
 //! Counts of prefixes for which a table has no room: four rows of cells that many prefixes share.
 //!
-//! A prefix has a cell in each row, and what is known of it is the least of the four. Others may have raised each of them, and
-//! none lowers them below what is true, so it errs upwards only: a prefix may be refused early, and is never let in beyond its
-//! limit.
+//! A prefix has a cell in each row, and what is known of it is the least of the four. Others may
+//! have raised each of them, and none lowers them below what is true, so it errs upwards only: a
+//! prefix may be refused early, and is never let in beyond its limit.
 
-/// Four rows: that all four cells of a prefix are shared becomes seldom, and each costs a cache miss.
+/// Four rows: all four cells of a prefix are rarely shared then, and each row costs a cache miss.
 const ROWS: usize = 4;
 
-/// Bits of a column's number. 64 stripes with 1024 columns have 65 536 cells in each row, and 4 MiB in all.
+/// Bits of a column's number. 64 stripes with 1024 columns have 65 536 cells in each row, and 4 MiB
+/// in all.
 const COLUMN_BITS: u32 = 10;
 const COLUMNS: usize = 1 << COLUMN_BITS;
 
@@ -19,12 +20,13 @@ struct Cell<T> {
     tally: T,
 }
 
-/// What is known of a prefix beside the bucket of its rate: its connections, or one more bucket.
+/// The state of a prefix in addition to the bucket of its rate: its connections, or one more
+/// bucket.
 pub(super) trait Tally: Copy + Default + PartialEq {
-    /// What holds for each prefix.
+    /// The limits that hold for each prefix.
     type Limits;
 
-    /// True if there may be entries that know nothing any more.
+    /// True if there may be entries that no longer hold any state.
     fn leaves_idle(limits: &Self::Limits) -> bool;
 
     /// When a bucket is full again; 0 for what is none.
@@ -36,10 +38,11 @@ pub(super) trait Tally: Copy + Default + PartialEq {
     /// The lesser one of what two cells of a sketch know.
     fn least(self, other: Self) -> Self;
 
-    /// What a cell of a sketch knows after that of one of its prefixes went from `before` to `after`.
+    /// The state of a cell of a sketch after that of one of its prefixes went from `before` to
+    /// `after`.
     fn follow(self, before: Self, after: Self) -> Self;
 
-    /// What an entry takes over from the sketch, and what stays there.
+    /// The part that an entry takes over from the sketch, and the part that stays there.
     fn split(self) -> (Self, Self);
 }
 
@@ -98,7 +101,7 @@ impl<T: Tally> Sketch<T> {
         Ok(())
     }
 
-    /// True if it knows nothing any more.
+    /// True if it no longer holds any state.
     pub(super) fn is_empty(&self, now: u64) -> bool {
         self.live == 0 && self.latest <= now
     }

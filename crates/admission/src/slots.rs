@@ -1,9 +1,11 @@
-//! The entries of a stripe: a hash table of open addresses, whose entries lie in the slots themselves.
+//! The entries of a stripe: a hash table of open addresses, whose entries lie in the slots
+//! themselves.
 //!
-//! An entry is in the first free slot from its home on, which its hash says, so that a look at one that memory has to be asked
-//! for costs one cache miss, or two beside each other. A table that keeps a byte of each hash apart costs another one, in a
-//! part of memory that with a million entries is in no near cache either. One that is removed leaves no mark: those behind it
-//! that could not have its slot move up.
+//! An entry is in the first free slot from its home on, which its hash says, so that a look at one
+//! that memory has to be asked for costs one cache miss, or two beside each other. A table that
+//! keeps a byte of each hash apart costs another one, in a part of memory that with a million
+//! entries is in no near cache either. One that is removed leaves no mark: those behind it that
+//! could not have its slot move up.
 
 /// Entries for which the first slots are made.
 const FIRST: usize = 12;
@@ -31,7 +33,7 @@ impl<E> Slots<E> {
         self.slots.len() * 3 / 4
     }
 
-    /// Where a search for the hash begins. The stripe is chosen by other bits of it.
+    /// The slot at which a search for the hash begins. The stripe is chosen by other bits of it.
     #[inline]
     fn home(&self, hash: u64) -> usize {
         (((hash & u64::from(u32::MAX)) * self.slots.len() as u64) >> 32) as usize
@@ -97,7 +99,8 @@ impl<E> Slots<E> {
     /// Keeps the entries that are to be kept.
     pub(super) fn retain(&mut self, hash: impl Fn(&E) -> u64, mut keeps: impl FnMut(&mut E) -> bool) {
         let Some(free) = self.slots.iter().position(Option::is_none) else { return };
-        // From behind a free slot on: so the home of each is between that one and its place, and it finds a slot no later.
+        // From behind a free slot on: so the home of each is between that one and its place, and it
+        // finds a slot no later.
         let mut at = free;
         for _ in 0..self.slots.len() {
             at = self.next(at);
@@ -110,8 +113,9 @@ impl<E> Slots<E> {
         }
     }
 
-    /// Makes room for more entries than there are, of which `most` may come to be there: for a third more, unless a ninth is
-    /// free, since otherwise it would be asked for again soon. False if the system has no memory for one more.
+    /// Makes room for more entries than there are, of which `most` may come to be there: for a
+    /// third more, unless a ninth is free, since otherwise it would be asked for again soon. False
+    /// if the system has no memory for one more.
     pub(super) fn grow(&mut self, most: usize, hash: impl Fn(&E) -> u64) -> bool {
         let capacity = self.capacity();
         if capacity < most && self.len >= capacity - capacity / 9 {
@@ -152,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    /// What a table does.
+    /// An action on a table.
     #[derive(Clone, Debug)]
     enum Deed {
         Add(u32),

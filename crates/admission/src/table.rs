@@ -1,15 +1,17 @@
-//! The connections and rates of prefixes: one table for all shards, since `SO_REUSEPORT` spreads the connections of an address
-//! over all of them.
+//! The connections and rates of prefixes: one table for all shards, since `SO_REUSEPORT` spreads
+//! the connections of an address over all of them.
 //!
 //! ```text
 //!   prefix ──hash──▶ one of 64 stripes, each with a lock ──▶ entry: prefix, connections, bucket of its rate
 //!                                                   no room └──▶ sketch of the stripe
 //! ```
 //!
-//! An entry goes when it knows nothing any more: no connection, and a bucket that is full again. With a rate that is found out
-//! where room is needed, so a stripe is swept then. An entry with a connection is never dropped.
+//! An entry goes when it no longer holds any state: no connection, and a bucket that is full again.
+//! With a rate that is found out where room is needed, so a stripe is swept then. An entry with a
+//! connection is never dropped.
 //!
-//! The same table holds the rates of [keys](super::KeyRates): an entry has a second bucket in the place of the connections.
+//! The same table holds the rates of [keys](super::KeyRates): an entry has a second bucket in the
+//! place of the connections.
 
 use std::hash::{BuildHasher, Hash};
 use std::mem;
@@ -25,24 +27,27 @@ use super::rates::{Over, PrefixLimits, SharedLimits};
 use super::sketch::{Sketch, Tally};
 use super::slots::Slots;
 
-/// Stripes: with as many shards that accept all the time, two seldom want one lock.
+/// Stripes: with as many shards that accept all the time, two rarely want one lock.
 const STRIPES: usize = 64;
 
 /// Prefixes that are tracked by default.
 pub(super) const TRACKED: usize = STRIPES * 14_336;
 
-/// How long a stripe that is full is not swept again: a sweep looks at all its entries, with the lock held.
+/// The time in which a stripe that is full is not swept again: a sweep looks at all its entries,
+/// with the lock held.
 const SWEPT_EVERY: u64 = 250_000_000;
 
 /// Entries below which a stripe is not swept to save memory.
 const SWEPT_FROM: usize = 64;
 
-/// The upper 96 bits of addresses by which IPv6 reaches IPv4 (RFC 6052), `64:ff9b::/96`: each has an IPv4 address in the others.
+/// The upper 96 bits of addresses by which IPv6 reaches IPv4 (RFC 6052), `64:ff9b::/96`: each has
+/// an IPv4 address in the others.
 const NAT64: u128 = 0x0064_ff9b << 64;
 
-/// What an address counts as for [`Admission`](super::Admission), as a key for [`KeyRates`](super::KeyRates): an address of IPv4, also
-/// where it is written as `::ffff:192.0.2.7` or `64:ff9b::192.0.2.7`, or the first bits of one of IPv6. A peer has 2^64 addresses of
-/// IPv6 and more, so that a rate by the whole address limits no peer.
+/// The unit by which [`Admission`](super::Admission) counts an address, as a key for
+/// [`KeyRates`](super::KeyRates): an address of IPv4, also where it is written as
+/// `::ffff:192.0.2.7` or `64:ff9b::192.0.2.7`, or the first bits of one of IPv6. A peer has 2^64
+/// addresses of IPv6 and more, so that a rate by the whole address limits no peer.
 ///
 /// ```
 /// # mod ringserve {
@@ -64,14 +69,14 @@ impl AddressKey {
         AddressKey::with_ipv6_prefix(address, 64)
     }
 
-    /// By the first `bits` of an IPv6 address, as [`Admission::ipv6_prefix`](super::Admission::ipv6_prefix) counts; more than 64 are
-    /// 64.
+    /// By the first `bits` of an IPv6 address, as
+    /// [`Admission::ipv6_prefix`](super::Admission::ipv6_prefix) counts; more than 64 are 64.
     pub fn with_ipv6_prefix(address: IpAddr, bits: u8) -> AddressKey {
         AddressKey(Prefix::of_address(address, bits.min(64)))
     }
 }
 
-/// What connections are counted by.
+/// The unit by which connections are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Prefix {
     bits: u64,
@@ -83,12 +88,13 @@ enum Kind {
     V4,
     V6,
     User,
-    /// What a program names, by its hash.
+    /// A key of the program, by its hash.
     Key,
 }
 
 impl Prefix {
-    /// The address, or the first `v6_bits` bits of one of IPv6. An IPv4 address is the same one however it is written.
+    /// The address, or the first `v6_bits` bits of one of IPv6. An IPv4 address is the same one
+    /// however it is written.
     #[inline]
     pub fn of_address(address: IpAddr, v6_bits: u8) -> Prefix {
         match address.to_canonical() {
@@ -140,7 +146,7 @@ impl Tally for u32 {
     }
 }
 
-/// What is known of a prefix.
+/// The state of a prefix.
 struct Entry<T> {
     bits: u64,
     /// The bucket of its rate.
@@ -226,7 +232,8 @@ struct Prefixes<T> {
     swept_at: Option<u64>,
 }
 
-/// The hash function's constants, drawn once: with its seed they keep a peer from choosing addresses that collide.
+/// The hash function's constants, drawn once: with its seed they keep a peer from choosing
+/// addresses that collide.
 static SHARED_SEED: OnceLock<SharedSeed> = OnceLock::new();
 
 impl<T> Default for Prefixes<T> {
@@ -251,7 +258,7 @@ impl<T: Tally> Table<T> {
         }
     }
 
-    /// What stands for a key: one of as many as 64 bits can tell apart.
+    /// The prefix that stands for a key: one of as many as 64 bits can tell apart.
     #[inline]
     pub(super) fn prefix_of_key(&self, key: &(impl Hash + ?Sized)) -> Prefix {
         Prefix { bits: self.hasher.hash_one(key), kind: Kind::Key }
@@ -262,7 +269,8 @@ impl<T: Tally> Table<T> {
         self.hasher.hash_one((prefix.bits, prefix.kind as u8))
     }
 
-    /// The part of a hash, by bits that neither the slots of a stripe nor its sketch looks at first.
+    /// The part of a hash, by bits that neither the slots of a stripe nor its sketch looks at
+    /// first.
     #[inline]
     fn stripe(&self, hash: u64) -> MutexGuard<'_, Prefixes<T>> {
         let Stripe(stripe) = &self.stripes[(hash >> 48) as usize % STRIPES];
@@ -273,8 +281,8 @@ impl<T: Tally> Table<T> {
         &self.limits
     }
 
-    /// Changes what is known of a prefix: its bucket and its tally, beside which the sketch may know of more. Returns true if the
-    /// table had no room for it.
+    /// Changes what is known of a prefix: its bucket and its tally, beside which the sketch may
+    /// know of more. Returns true if the table had no room for it.
     ///
     /// # Errors
     /// Those of `change`, after which nothing is known that was not.
@@ -366,7 +374,7 @@ impl<T: Tally> Table<T> {
         stripe.entries.len() < self.stripe_max && stripe.entries.grow(self.stripe_max, hash)
     }
 
-    /// What it holds.
+    /// Its statistics.
     pub fn stats(&self) -> AdmissionStats {
         let mut stats = AdmissionStats::default();
         for Stripe(stripe) in &self.stripes {
@@ -405,7 +413,8 @@ impl Table {
         self.charge_since(prefix, now, now)
     }
 
-    /// Counts a connection of a prefix that came between `from` and `now`; they differ where the shard was away.
+    /// Counts a connection of a prefix that came between `from` and `now`; they differ where the
+    /// shard was away.
     ///
     /// # Errors
     /// If the prefix may have no more.
@@ -450,7 +459,8 @@ impl Table {
         }
     }
 
-    /// Sets other limits. Connections that are there stay, and count; every prefix has its whole burst.
+    /// Sets other limits. Connections that are there stay, and count; every prefix has its whole
+    /// burst.
     pub fn set_limits(&self, limits: PrefixLimits) {
         self.limits.set(limits);
         for Stripe(stripe) in &self.stripes {

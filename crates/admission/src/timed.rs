@@ -1,8 +1,9 @@
 //! Networks that are denied or allowed for a time while the server runs, by those who operate it.
 //!
-//! They lie beside the lists, of which a file may be read again at any moment. A look costs one load where none was added
-//! since the last change that left none: networks whose time is over are looked up until they are forgotten by the next change.
-//! The thread that gives the kernel its filter asks each second whether they changed.
+//! They lie beside the lists, of which a file may be read again at any moment. A look costs one
+//! load where none was added since the last change that left none: networks whose time is over are
+//! looked up until they are forgotten by the next change. The thread that gives the kernel its
+//! filter asks each second whether they changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,7 +19,7 @@ use super::lists::Networks;
 /// Networks at most: by hand or by a script, each change copies all of them.
 pub(super) const TIMED_MAX: usize = 10_000;
 
-/// What holds for a network, and until when.
+/// The rule for a network, and the time of its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Until {
     pub(super) at: Time,
@@ -61,7 +62,7 @@ impl Entries {
         self.lengths = [of(true), of(false)];
     }
 
-    /// What was said of the networks that an address is in, the largest network first.
+    /// The rules of the networks that an address is in, the largest network first.
     fn covering(&self, address: IpAddr) -> impl Iterator<Item = Until> {
         let lengths = &self.lengths[usize::from(address.is_ipv6())];
         lengths.iter().filter_map(move |bits| {
@@ -76,7 +77,7 @@ impl Entries {
 pub(super) struct Timed {
     /// There may be some.
     some: AtomicBool,
-    /// How often they were changed.
+    /// The number of changes to them.
     changes: AtomicU64,
     /// Held while they are changed.
     changing: Mutex<()>,
@@ -90,7 +91,7 @@ impl Timed {
         self.some.load(Ordering::Relaxed)
     }
 
-    /// What holds for an address: of several networks that cover it one that allows it counts most.
+    /// The rule for an address: of several networks that cover it one that allows it counts most.
     #[cold]
     pub(super) fn at(&self, address: IpAddr, now: Time) -> Option<Until> {
         let entries = self.entries.load();
@@ -102,7 +103,8 @@ impl Timed {
         covering.filter(|until| until.at > now).fold(None, stronger)
     }
 
-    /// Begins to change them: other changes wait, and looks find what was there. Those that change several take them in one order.
+    /// Begins to change them: other changes wait, and looks find what was there. Those that change
+    /// several take them in one order.
     pub(super) fn change(&self, now: Time) -> Change<'_> {
         let changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut entries = Entries::clone(&self.entries.load());
@@ -110,7 +112,7 @@ impl Timed {
         Change { of: self, entries, _changing: changing }
     }
 
-    /// How often they were changed.
+    /// The number of changes to them.
     pub(super) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
@@ -134,7 +136,7 @@ impl Change<'_> {
     /// Adds networks, or gives them another time.
     ///
     /// # Errors
-    /// How many there would be, if those are too many.
+    /// The number that there would be, if that is too many.
     pub(super) fn add(&mut self, networks: &Networks, until: Until) -> Result<(), usize> {
         networks.iter().for_each(|network| self.entries.insert(network, until));
         if self.entries.len() > TIMED_MAX { Err(self.entries.len()) } else { Ok(()) }

@@ -1,5 +1,6 @@
-//! The limits on all peers of a service or a listener together: connections at once, and their rate. All shards count in the same
-//! two words, so what is not asked for costs a branch and nothing else.
+//! The limits on all peers of a service or a listener together: connections at once, and their
+//! rate. All shards count in the same two words, so what is not asked for costs a branch and
+//! nothing else.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -41,7 +42,7 @@ impl Total {
     /// Checks that there is room, before a peer is charged for what may be refused.
     ///
     /// # Errors
-    /// What would refuse it.
+    /// The reason for which it would be refused.
     #[cold]
     pub(super) fn check(&self, now: u64) -> Result<(), RefusedBy> {
         if self.live.load(Ordering::Relaxed) >= self.at_once.load(Ordering::Relaxed) {
@@ -57,7 +58,8 @@ impl Total {
     /// Counts a connection that came between `from` and `now`.
     ///
     /// # Errors
-    /// What refuses it: another shard may have taken the last place since the check.
+    /// The reason for which it is refused: another shard may have taken the last place since the
+    /// check.
     #[cold]
     pub(super) fn take(&self, from: u64, now: u64) -> Result<(), RefusedBy> {
         let at_once = self.at_once.load(Ordering::Relaxed);

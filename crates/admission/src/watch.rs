@@ -1,4 +1,5 @@
-//! Reading lists again that changed, and giving the kernel what is denied, on a thread beside the shards.
+//! Reading lists again that changed, and giving the kernel what is denied, on a thread beside the
+//! shards.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -12,13 +13,13 @@ use super::Limiter;
 use super::kernel_filter::KernelFilters;
 use super::shard::Limiters;
 
-/// How often the files are looked at, one `stat` for each, and the networks that are denied for a time: the kernel gets no more
-/// than one program in this time.
+/// The interval at which the files are looked at, one `stat` for each, and the networks that are
+/// denied for a time: the kernel gets no more than one program in this time.
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
 
-/// Gives the kernel the deny lists, and starts a thread that does so again when a list changed, or networks were denied or allowed
-/// for a time, or that is over. It ends, a moment late, with the server; there is none if no list is a file, and no listener can
-/// have a filter.
+/// Gives the kernel the deny lists, and starts a thread that does so again when a list changed, or
+/// networks were denied or allowed for a time, or that is over. It ends, a moment late, with the
+/// server; there is none if no list is a file, and no listener can have a filter.
 ///
 /// # Errors
 /// If no thread can be started.

@@ -7,7 +7,7 @@ use ringserve_base::random::Random;
 use super::*;
 use crate::IpList;
 
-/// What the kernel does with a program.
+/// The verdict of the kernel on a packet.
 fn keeps(program: &[Instruction], packet: &[u8]) -> bool {
     let (mut value, mut at) = (0u32, 0);
     let place = |k: u32| (k - NETWORK_HEADER) as usize;

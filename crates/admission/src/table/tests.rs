@@ -119,7 +119,8 @@ fn full_table_forgets_no_live_count_and_bounds_its_memory() {
     let (tracked, sketched) = self::tracked(&table);
     assert!(tracked <= max && tracked + sketched == 20_000, "{tracked} tracked, {sketched} in sketches");
     assert!(table.bytes() < (max * 33 + 64 * (64 << 10)), "{} bytes", table.bytes());
-    // Each has one; those in sketches may be taken to have more, those with entries exactly one more.
+    // Each has one; those in sketches may be taken to have more, those with entries exactly one
+    // more.
     let mut second = Vec::new();
     for &(number, charge) in &live {
         match table.charge(v4(number), 0) {
@@ -195,7 +196,7 @@ fn shards_count_together() {
     assert!(charged <= 3000 && charged > 2900, "{charged}");
 }
 
-/// What a table does to a prefix.
+/// An action of a table on a prefix.
 #[derive(Clone, Debug)]
 enum Deed {
     Charge(u32),
@@ -235,7 +236,8 @@ proptest! {
                 Deed::Charge(number) => {
                     let count = live.iter().filter(|(of, _)| *of == number).count() as u32;
                     let times = times.entry(number).or_default();
-                    // Over in some window that ends now: more than burst + rate * length. Intervals are rounded up.
+                    // Over in some window that ends now: more than burst + rate * length. Intervals
+                    // are rounded up.
                     let is_over = rate.is_some_and(|(per_second, burst)| {
                         let interval = SECOND.div_ceil(u64::from(per_second));
                         let window = |(n, from): (usize, &u64)| {
