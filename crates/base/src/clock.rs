@@ -10,11 +10,11 @@ use ringserve_core::Time;
 use ringserve_drivers::monotonic_nanos;
 use rustix::time::{ClockId, clock_gettime};
 
-/// How long ago the clocks of new servers started, in nanoseconds. For tests.
+/// The age of the clocks of new servers, in nanoseconds. For tests.
 static AGE: AtomicU64 = AtomicU64::new(0);
 
-/// From now on the shards of new servers find their clocks at `age`, as if they had run that long. For tests of what
-/// happens after months.
+/// From now on the shards of new servers find their clocks at `age`, as if they had run that long.
+/// For tests of what happens after months.
 #[doc(hidden)]
 pub fn age_new_shards(age: Duration) {
     AGE.store(nanos(age), Ordering::SeqCst);
@@ -25,7 +25,8 @@ pub fn age_new_shards(age: Duration) {
 pub enum Clock {
     /// The system's monotonic clock.
     Real {
-        /// When this one was at zero, by the system's clock; before that clock's own start, as a number that wrapped.
+        /// When this one was at zero, by the system's clock; before that clock's own start, as a
+        /// number that wrapped.
         zero: u64,
         /// The same moment by the calendar as it was then; `None` if that has no such time.
         started: Option<SystemTime>,
@@ -95,7 +96,8 @@ impl Clock {
         }
     }
 
-    /// How long the thread that asks was on a CPU. In a simulation, how long the shard was, whose round it is.
+    /// The time that the calling thread was on a CPU. In a simulation, that of the shard whose
+    /// round it is.
     pub fn ran(&self) -> Duration {
         match self {
             Clock::Real { .. } => {
@@ -142,7 +144,8 @@ pub fn seconds_since_1970() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// A point in time by which a thread that is no shard's waits no longer: one that starts a server, or asks how it is.
+/// A point in time by which a thread that is no shard's waits no longer: one that starts a server,
+/// or asks how it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Deadline(Instant);
 
@@ -167,7 +170,8 @@ impl Deadline {
         waits
     }
 
-    /// Waits while `waits` says so, which is asked at each notification, until the deadline is over.
+    /// Waits while `waits` says so, which is asked at each notification, until the deadline is
+    /// over.
     pub fn wait_while<'a, T>(
         self,
         notified: &Condvar,

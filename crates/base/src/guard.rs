@@ -39,8 +39,9 @@ pub fn message_of(panic: Box<dyn Any + Send>) -> String {
     text.unwrap_or_else(|| "no message".to_owned())
 }
 
-/// Runs user code, and returns its message if it panicked. State that the code shares with the shard is written only through
-/// `Cell`s and short `RefCell` borrows that hold no user code, so a panic leaves it whole; the caller ends the connection.
+/// Runs user code, and returns its message if it panicked. State that the code shares with the
+/// shard is written only through `Cell`s and short `RefCell` borrows that hold no user code, so a
+/// panic leaves it whole; the caller ends the connection.
 #[inline]
 pub fn guard<T>(code: impl FnOnce() -> T) -> Result<T, Panicked> {
     catch_unwind(AssertUnwindSafe(code)).map_err(Panicked::new)
@@ -60,7 +61,8 @@ pub fn wake(waker: Waker) -> Result<(), Panicked> {
     guard(move || waker.wake())
 }
 
-/// Drops a waker, which is user code too, where a panic would meet another panic or leave something half done.
+/// Drops a waker, which is user code too, where a panic would meet another panic or leave something
+/// half done.
 #[inline]
 pub fn discard(waker: Option<Waker>) {
     if waker.is_some() {
@@ -80,7 +82,7 @@ pub mod wakers {
     pub struct Woken(AtomicU32);
 
     impl Woken {
-        /// How often it woke.
+        /// The number of wake-ups.
         pub fn count(&self) -> u32 {
             self.0.load(Ordering::SeqCst)
         }

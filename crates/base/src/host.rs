@@ -1,8 +1,9 @@
-//! Facts of the machine under a server: what the kernel's tables hold, what it dropped, and how long CPUs were waited for.
+//! Facts of the machine under a server: what the kernel's tables hold, what it dropped, and how
+//! long CPUs were waited for.
 //!
-//! [`read`] takes some ten files of `/proc` and `/sys`, tens of microseconds each, whatever the number of connections is: cheap
-//! enough for each second. A file that is not there, as in some sandboxes and with modules that are not loaded, leaves its figure
-//! out.
+//! [`read`] takes some ten files of `/proc` and `/sys`, tens of microseconds each, whatever the
+//! number of connections is: cheap enough for each second. A file that is not there, as in some
+//! sandboxes and with modules that are not loaded, leaves its figure out.
 //!
 //! ```
 //! # mod ringserve {
@@ -23,45 +24,53 @@ use std::time::Duration;
 
 use machine::{GroupFiles, Machine};
 
-/// Descriptors that are counted one by one at most, where the kernel does not tell their number: a million take a third of a
-/// second.
+/// Descriptors that are counted one by one at most, where the kernel does not tell their number: a
+/// million take a third of a second.
 const COUNTED_MAX: usize = 1 << 14;
 
-/// Bytes of a page, in which the kernel counts memory of sockets. Larger ones exist on other processors than x86-64, where the
-/// bytes of [`TcpMemory`] come out too low by the same factor; its shares are right.
+/// Bytes of a page, in which the kernel counts memory of sockets. Larger ones exist on other
+/// processors than x86-64, where the bytes of [`TcpMemory`] come out too low by the same factor;
+/// its shares are right.
 const PAGE_BYTES: u64 = 4096;
 
-/// Facts of the machine. Totals count since its boot, or since the network namespace of the process was made.
+/// Facts of the machine. Totals count since its boot, or since the network namespace of the process
+/// was made.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 #[doc(alias = "HostStats")]
 pub struct MachineStats {
-    /// Connections that the firewall tracks; `None` if its module is not loaded. At the limit packets of new connections are
-    /// dropped, without a word to either side.
+    /// Connections that the firewall tracks; `None` if its module is not loaded. At the limit
+    /// packets of new connections are dropped, without a word to either side.
     pub conntrack: Option<Usage>,
     /// Packets that the firewall dropped because it could not track their connection.
     pub conntrack_drops: u64,
-    /// Descriptors of this process, with the soft `RLIMIT_NOFILE`. `None` before Linux 6.2 if there are more than 16 384.
+    /// Descriptors of this process, with the soft `RLIMIT_NOFILE`. `None` before Linux 6.2 if there
+    /// are more than 16 384.
     pub descriptors: Option<Usage>,
     /// Open files of the whole machine, with `fs.file-max`.
     pub open_files: Option<Usage>,
     /// Memory of TCP sockets of the whole machine.
     pub tcp_memory: Option<TcpMemory>,
-    /// Sockets without a process that still have bytes to send, with `net.ipv4.tcp_max_orphans`. Above it the kernel resets.
+    /// Sockets without a process that still have bytes to send, with `net.ipv4.tcp_max_orphans`.
+    /// Above it the kernel resets.
     pub orphans: Option<Usage>,
     /// Sockets in TIME_WAIT, with `net.ipv4.tcp_max_tw_buckets`. Above it the state is left out.
     pub time_wait: Option<Usage>,
-    /// How a control group with a quota of CPU time held the process back; `None` without a quota.
+    /// The time for which a control group with a quota of CPU time held the process back; `None`
+    /// without a quota.
     pub throttling: Option<Throttling>,
     /// Times of all CPUs together, for the share that the hypervisor took.
     pub cpu: Option<CpuTicks>,
-    /// The share of the last ten seconds, 0 to 1, in which some task of the machine waited for a CPU (PSI).
+    /// The share of the last ten seconds, 0 to 1, in which some task of the machine waited for a
+    /// CPU (PSI).
     pub cpu_pressure: Option<f64>,
     /// The same for memory.
     pub memory_pressure: Option<f64>,
-    /// Packets that listeners dropped for any reason: mostly first ones, at full accept queues (`ListenDrops`).
+    /// Packets that listeners dropped for any reason: in most cases first ones, at full accept
+    /// queues (`ListenDrops`).
     pub listen_drops: u64,
-    /// First packets that were dropped because a queue of handshakes was full and cookies are off (`TCPReqQFullDrop`).
+    /// First packets that were dropped because a queue of handshakes was full and cookies are off
+    /// (`TCPReqQFullDrop`).
     pub handshakes_dropped: u64,
     /// Cookies that were sent because a queue of handshakes was full (`SyncookiesSent`).
     pub syn_cookies_sent: u64,
@@ -72,20 +81,21 @@ pub struct MachineStats {
     /// Packets that were dropped before any socket saw them, because the queue of a CPU was full
     /// (`net.core.netdev_max_backlog`): those of all network namespaces.
     pub packets_dropped: u64,
-    /// Packets that arrived at devices of this network namespace and were dropped there for any reason, those of a full queue of a
-    /// CPU among them (`/proc/net/dev`).
+    /// Packets that arrived at devices of this network namespace and were dropped there for any
+    /// reason, those of a full queue of a CPU among them (`/proc/net/dev`).
     pub device_drops: u64,
-    /// Times that a CPU did not get through its packets within its budget (`net.core.netdev_budget`).
+    /// Times that a CPU did not get through its packets within its budget
+    /// (`net.core.netdev_budget`).
     pub packets_squeezed: u64,
 }
 
-/// How much of something is used.
+/// The used part of something that has a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
-    /// How many there are.
+    /// The number in use.
     pub now: u64,
-    /// How many there may be.
+    /// The limit.
     pub max: u64,
 }
 
@@ -104,15 +114,16 @@ impl Usage {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TcpMemory {
-    /// What sockets hold.
+    /// The memory that sockets hold.
     pub now: u64,
-    /// From here on the kernel presses sockets to hold less (the second value of `net.ipv4.tcp_mem`).
+    /// From here on the kernel presses sockets to hold less (the second value of
+    /// `net.ipv4.tcp_mem`).
     pub pressure: u64,
     /// From here on it gives them nothing (the third value).
     pub max: u64,
 }
 
-/// How a quota of CPU time held the process back, of the control group that was hit most.
+/// The effect of a quota of CPU time on the process, of the control group that was hit most.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Throttling {
@@ -136,8 +147,9 @@ pub struct CpuTicks {
     pub stolen: u64,
 }
 
-/// Reads the facts of this machine, as this process sees them. In a process without a free descriptor no file can be opened, and
-/// nearly all are left out; the admin endpoint keeps the files open, and has them then too.
+/// Reads the facts of this machine, as this process sees them. In a process without a free
+/// descriptor no file can be opened, and nearly all are left out; the admin endpoint keeps the
+/// files open, and has them then too.
 pub fn read() -> MachineStats {
     read_of(&Machine::here())
 }
@@ -177,15 +189,17 @@ pub fn read_of(machine: &Machine) -> MachineStats {
     }
 }
 
-/// How often a queue of a listener of the network namespace had no room: its accept queue (`ListenOverflows`), or that of its
-/// handshakes, where cookies are off (`TCPReqQFullDrop`). `None` if it cannot be read.
+/// The number of times that a queue of a listener of the network namespace had no room: its accept
+/// queue (`ListenOverflows`), or that of its handshakes, where cookies are off (`TCPReqQFullDrop`).
+/// `None` if it cannot be read.
 #[doc(hidden)]
 pub fn queue_overflows(machine: &Machine) -> Option<u64> {
     let tcp = counters(machine, "/proc/net/netstat", "TcpExt: ");
     Some(tcp.get("ListenOverflows")? + tcp.get("TCPReqQFullDrop").unwrap_or(&0))
 }
 
-/// The least CPU quota of the control groups of the process and all groups above, in CPUs; `None` without one.
+/// The least CPU quota of the control groups of the process and all groups above, in CPUs; `None`
+/// without one.
 #[doc(hidden)]
 pub fn cpu_quota(machine: &Machine) -> Option<f64> {
     quotas(machine).into_iter().map(|(cpus, _)| cpus).min_by(f64::total_cmp)
@@ -226,7 +240,8 @@ fn counters(machine: &Machine, path: &str, begin: &str) -> HashMap<String, u64> 
     both.filter_map(|(name, number)| Some((name.to_owned(), number.parse().ok()?))).collect()
 }
 
-/// Since Linux 6.2 the size of the directory is their number. Before it is zero, and this one is open while it is listed.
+/// Since Linux 6.2 the size of the directory is their number. Before it is zero, and this one is
+/// open while it is listed.
 #[doc(hidden)]
 pub fn open_descriptors(machine: &Machine) -> Option<u64> {
     let folder = machine.place("/proc/self/fd");
@@ -243,7 +258,8 @@ fn tcp_memory(machine: &Machine, pages: Option<u64>) -> Option<TcpMemory> {
     Some(TcpMemory { now: bytes(pages?), pressure: bytes(*marks.get(1)?), max: bytes(*marks.get(2)?) })
 }
 
-/// Packets that were dropped, and times that a CPU was squeezed: one line for each CPU, in hexadecimal.
+/// Packets that were dropped, and times that a CPU was squeezed: one line for each CPU, in
+/// hexadecimal.
 fn packets(machine: &Machine) -> (u64, u64) {
     let text = machine.text("/proc/net/softnet_stat").unwrap_or_default();
     let of_line = |line: &str| {
@@ -253,7 +269,8 @@ fn packets(machine: &Machine) -> (u64, u64) {
     text.lines().map(of_line).fold((0, 0), |sum, line| (sum.0 + line.0, sum.1 + line.1))
 }
 
-/// Two lines of names, then one for each device: `eth0:`, with bytes, packets, errors and drops of what it received.
+/// Two lines of names, then one for each device: `eth0:`, with bytes, packets, errors and drops of
+/// what it received.
 fn device_drops(machine: &Machine) -> u64 {
     let text = machine.text("/proc/net/dev").unwrap_or_default();
     let of_line = |line: &str| line.split_once(':')?.1.split_whitespace().nth(3)?.parse::<u64>().ok();
@@ -430,7 +447,7 @@ mod tests {
         // Longer than what is read at first.
         plant(&"00 00000001 00000001\n".repeat(1000));
         assert_eq!(packets(&machine), (1000, 1000));
-        // Nothing opens it any more, as where descriptors are used up.
+        // Nothing can open it now, as where descriptors are used up.
         fs::remove_dir_all(&root).unwrap();
         assert_eq!(packets(&machine), (1000, 1000));
         assert_eq!(machine.text("/proc/net/other"), None);

@@ -1,12 +1,13 @@
-//! The memory that the process may use: limits of its control groups and address space, and the memory that is available.
+//! The memory that the process may use: limits of its control groups and address space, and the
+//! memory that is available.
 
 use std::fmt;
 
 use crate::host::machine::{GroupFile, GroupFiles, Machine};
 use crate::host::soft_limit;
 
-/// From this value on a control group has no limit: the first version says so by the largest multiple of a page that a number
-/// holds.
+/// From this value on a control group has no limit: the first version says so by the largest
+/// multiple of a page that a number holds.
 const NO_LIMIT: u64 = 1 << 62;
 
 /// The memory that the process may use, with its source.
@@ -25,9 +26,10 @@ impl fmt::Display for UsableMemory {
     }
 }
 
-/// Finds the memory that the process may use: the least of the limits of its control groups and all groups above (`memory.max`
-/// and `memory.high`, or `memory.limit_in_bytes` of the first version), `RLIMIT_AS`, and the memory that the machine has
-/// available now. `None` if none of them can be read. Memory that others in the same control group use is not subtracted.
+/// Finds the memory that the process may use: the least of the limits of its control groups and all
+/// groups above (`memory.max` and `memory.high`, or `memory.limit_in_bytes` of the first version),
+/// `RLIMIT_AS`, and the memory that the machine has available now. `None` if none of them can be
+/// read. Memory that others in the same control group use is not subtracted.
 ///
 /// ```no_run
 /// # mod ringserve {
@@ -53,7 +55,8 @@ pub fn usable_memory_of(machine: &Machine) -> Option<UsableMemory> {
     own.into_iter().chain(available).min_by_key(|memory| memory.bytes)
 }
 
-/// What is the process's own, and no other's: the least limit of its control groups and its address space.
+/// The memory that is the process's own, and no other's: the least limit of its control groups and
+/// its address space.
 pub fn own_memory(machine: &Machine) -> Option<UsableMemory> {
     let mut found: Vec<UsableMemory> = machine.group_files(&LIMITS).iter().filter_map(of_group).collect();
     let address_space = soft_limit(machine, "Max address space").filter(|bytes| *bytes < NO_LIMIT);
@@ -66,7 +69,7 @@ pub fn is_in_group(machine: &Machine) -> bool {
     !machine.group_files(&LIMITS).is_empty()
 }
 
-/// What the machine has available for all.
+/// The memory that the machine has available for all.
 pub fn available_memory(machine: &Machine) -> Option<UsableMemory> {
     let available = machine.kib_field("/proc/meminfo", "MemAvailable");
     available.map(|bytes| UsableMemory { bytes, source: "MemAvailable".to_owned() })

@@ -1,4 +1,5 @@
-//! How long threads of this process were on a CPU, as the kernel counts it in `/proc/self/task/TID/schedstat`.
+//! CPU times of this process's threads, as the kernel counts them in
+//! `/proc/self/task/TID/schedstat`.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -7,7 +8,7 @@ use std::time::Duration;
 /// Longer than the file.
 const BYTES: usize = 512;
 
-/// How long a thread ran, and how long it was to run and waited for a CPU.
+/// The time that a thread ran, and the time that it could have run and waited for a CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThreadTimes {
     pub ran: Duration,
@@ -15,12 +16,13 @@ pub struct ThreadTimes {
 }
 
 impl ThreadTimes {
-    /// The file in which the kernel counts them for a thread of this process. `None` where it does not.
+    /// The file in which the kernel counts them for a thread of this process. `None` where it does
+    /// not.
     pub fn file(thread: u32) -> Option<File> {
         File::open(format!("/proc/self/task/{thread}/schedstat")).ok()
     }
 
-    /// What such a file says now. `None` if the thread ended.
+    /// The present values of such a file. `None` if the thread ended.
     pub fn read(schedstat: &File) -> Option<ThreadTimes> {
         // Each few milliseconds while a shard works, so nothing is allocated for it.
         let mut bytes = [0; BYTES];

@@ -1,4 +1,5 @@
-//! Advice that is out of date or wrong on kernels of today, where a file of this machine follows it.
+//! Advice that is out of date or wrong on kernels of today, where a file of this machine follows
+//! it.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -10,7 +11,7 @@ use crate::host::machine::Machine;
 const FOLDERS: &[&str] = &["/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d"];
 const FILE: &str = "/etc/sysctl.conf";
 
-/// Lines that are told of at most: a file of thousands is an accident.
+/// Lines that are reported at most: a file of thousands is an accident.
 const FOUND_MAX: usize = 16;
 
 /// A line of such a file.
@@ -36,7 +37,7 @@ struct Advice {
     /// True if the line follows the advice.
     is_followed: fn(&Line, &Case<'_>) -> bool,
     severity: Severity,
-    /// What holds.
+    /// The fact that contradicts the advice.
     truth: &'static str,
     otherwise: &'static str,
     fix: &'static str,

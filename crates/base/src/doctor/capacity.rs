@@ -4,20 +4,21 @@ use super::case::{Case, Texts, percent, size};
 use super::{Certainty, Finding, Severity};
 use crate::memory::usable_memory_of;
 
-/// Memory of the process for an idle connection, as `ringserve-bench idle` measured it on io_uring: the figure of docs/PERFORMANCE.md,
-/// and of whatever else names one.
+/// Memory of the process for an idle connection, as `ringserve-bench idle` measured it on io_uring:
+/// the figure of docs/PERFORMANCE.md, and of whatever else names one.
 pub const CONNECTION_BYTES: u64 = 251;
 
 /// Memory of the kernel for an idle connection: its socket, without received or unsent bytes.
 const SOCKET_BYTES: u64 = 3800;
 
-/// Memory of a send buffer beside its unsent bytes: a reader that stalled held 142 KiB where 16 KiB of them were allowed.
+/// Memory of a send buffer beside its unsent bytes: a reader that stalled held 142 KiB where 16 KiB
+/// of them were allowed.
 const IN_FLIGHT_BYTES: u64 = 126 << 10;
 
 /// Above this part of the mark for pressure the kernel is about to press.
 const PRESSURE_MAX: f64 = 0.7;
 
-/// What sockets hold against the marks of the kernel.
+/// The memory that sockets hold, against the marks of the kernel.
 pub(super) fn tcp_memory(case: &Case<'_>, found: &mut Vec<Finding>) {
     let Some(memory) = &case.host.tcp_memory else { return };
     if (memory.now as f64) < memory.pressure as f64 * PRESSURE_MAX {
@@ -41,7 +42,7 @@ pub(super) fn tcp_memory(case: &Case<'_>, found: &mut Vec<Finding>) {
     found.push(texts.of("tcp_memory", Severity::Error, Certainty::Seen));
 }
 
-/// What send buffers may come to, if no peer reads.
+/// The size to which send buffers may grow, if no peer reads.
 pub(super) fn socket_memory(case: &Case<'_>, found: &mut Vec<Finding>) {
     let Some(connections) = case.connections() else { return };
     let Some(usable) = usable_memory_of(case.machine) else { return };

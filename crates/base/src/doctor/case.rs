@@ -1,4 +1,5 @@
-//! What a check is given: the machine, how the server is set, what is expected of it, and what it lived through.
+//! The input of a check: the machine, how the server is set, what is expected of it, and what it
+//! lived through.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use super::{Certainty, Finding, Severity, Workload};
 use crate::host::machine::{Machine, Refusal};
 use crate::host::{MachineStats, read_of};
 
-/// What is known of the rings of a server.
+/// The state of a server's rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rings {
     /// Nothing yet: the doctor tries them.
@@ -17,7 +18,7 @@ pub enum Rings {
     Tables,
     /// They work, and each connection costs a descriptor.
     Descriptors,
-    /// The server runs on epoll, or is told to.
+    /// The server runs on epoll, or is configured to.
     Epoll,
 }
 
@@ -59,7 +60,7 @@ pub struct Lived {
     pub queue_worst: String,
     /// The longest turn of a shard that was reported.
     pub longest_stall: Option<Duration>,
-    /// How unevenly connections are spread, and how many came.
+    /// The imbalance of connections between shards, and how many came.
     pub skew: Option<f64>,
     /// Connections that were accepted since its start.
     pub opened: u64,
@@ -75,7 +76,7 @@ pub(crate) struct Case<'a> {
     pub(crate) expected: &'a Workload,
     /// The machine now.
     pub(crate) host: MachineStats,
-    /// What of the files for that could not be looked at.
+    /// The files for that which could not be looked at.
     pub(crate) host_refused: Vec<Refusal>,
     /// The machine at an earlier look.
     pub(crate) before: Option<MachineStats>,
@@ -122,7 +123,8 @@ impl<'a> Case<'a> {
         Case { lived: Some(lived), ..self }
     }
 
-    /// Connections to be ready for: those expected, else those that the program says, and never less than there are.
+    /// Connections to be ready for: those expected, else those that the program says, and never
+    /// less than there are.
     pub(crate) fn connections(&self) -> Option<u64> {
         let now = self.lived.as_ref().map(|lived| lived.connections).filter(|now| *now > 0);
         self.expected.connections.or(self.setup.connections).max(now)

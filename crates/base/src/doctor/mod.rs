@@ -1,12 +1,14 @@
-//! The doctor: what of the machine, of the limits of the process and of the program's build stands in a server's way.
+//! The doctor: what of the machine, of the limits of the process and of the program's build stands
+//! in a server's way.
 //!
-//! `Server::doctor` examines before a start, `ServerControl::doctor` a
-//! server that runs, with what it went through. A start writes findings to the log that are [`Warn`](Severity::Warn) or worse,
-//! one line each. A [`Finding`] has the value, what is needed with its formula, what happens otherwise, and the command: there
-//! is no advice without a number behind it. A check that could not look says that, too: it is no pass
-//! ([`NotChecked`](Severity::NotChecked)).
+//! `Server::doctor` examines before a start, `ServerControl::doctor` a server that runs, with what
+//! it went through. A start writes findings to the log that are [`Warn`](Severity::Warn) or worse,
+//! one line each. A [`Finding`] has the value, what is needed with its formula, what happens
+//! otherwise, and the command: there is no advice without a number behind it. A check that could
+//! not look says that, too: it is no pass ([`NotChecked`](Severity::NotChecked)).
 //!
-//! Many checks ask for numbers that only the program or its operator knows: say them by [`Workload`].
+//! Many checks ask for numbers that only the program or its operator knows: say them by
+//! [`Workload`].
 //!
 //! ```
 //! # mod ringserve {
@@ -48,22 +50,22 @@ use crate::host::machine::{Machine, Refusal};
 use crate::host::{MachineStats, read_of};
 use crate::lines::{error, warn};
 
-/// How bad a [`Finding`] is.
+/// The severity of a [`Finding`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Severity {
     /// Good to know. Sound machines have some of these.
     Info,
-    /// The check could not look: a file is refused, or `/proc` is not there. So it is no pass. The finding has the file and the
-    /// reason.
+    /// The check could not look: a file is refused, or `/proc` is not there. So it is no pass. The
+    /// finding has the file and the reason.
     NotChecked,
     /// It costs something: latency, CPU time, or connections under load.
     Warn,
-    /// What is expected of the server does not work.
+    /// The server will not do what is expected of it.
     Error,
 }
 
-/// How sure a [`Finding`] is.
+/// The certainty of a [`Finding`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Certainty {
@@ -75,32 +77,32 @@ pub enum Certainty {
     Estimated,
 }
 
-/// What the doctor found. Its text is one line with all parts.
+/// A problem that the doctor found. Its text is one line with all parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
     /// The name of the check, such as `descriptors`: one of [`checks`].
     pub check: &'static str,
-    /// How bad it is.
+    /// Its severity.
     pub severity: Severity,
-    /// What it is about, such as `RLIMIT_NOFILE`.
+    /// The subject, such as `RLIMIT_NOFILE`.
     pub what: String,
     /// Its value.
     pub value: String,
     /// The value that is needed, with the formula.
     pub needed: String,
-    /// What happens otherwise.
+    /// The consequence of leaving it as it is.
     pub otherwise: String,
     /// The command, or what to change in the program.
     pub fix: String,
-    /// How sure it is.
+    /// Its certainty.
     pub certainty: Certainty,
 }
 
-/// What is expected of a server. Checks for which a number is missing are left out.
+/// The workload that is expected of a server. Checks for which a number is missing are left out.
 ///
-/// Its text form has the fields with a comma between: `connections=1000000,accepts=20000`. The other names are `stall` and
-/// `round_trip` in milliseconds, `session` in bytes, and `upstreams`.
+/// Its text form has the fields with a comma between: `connections=1000000,accepts=20000`. The
+/// other names are `stall` and `round_trip` in milliseconds, `session` in bytes, and `upstreams`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[doc(alias = "Expected")]
@@ -110,8 +112,8 @@ pub struct Workload {
     pub connections: Option<u64>,
     /// New connections in a second, in the worst second. Default: not known.
     pub accepts_per_second: Option<u64>,
-    /// For how long a shard may be busy with something else while connections wait in its accept queue. Default: the longest
-    /// stall that was seen, or 100 ms.
+    /// For how long a shard may be busy with something else while connections wait in its accept
+    /// queue. Default: the longest stall that was seen, or 100 ms.
     pub longest_stall: Option<Duration>,
     /// The time between a peer's first packet and its third, for 99 of 100 peers. Default 200 ms.
     pub round_trip: Duration,
@@ -232,7 +234,8 @@ impl fmt::Display for Certainty {
     }
 }
 
-/// As `RLIMIT_NOFILE is 20000, needed: 501088 (..); otherwise ..; do: ..`, or `descriptors was not checked: ..`.
+/// As `RLIMIT_NOFILE is 20000, needed: 501088 (..); otherwise ..; do: ..`, or `descriptors was not
+/// checked: ..`.
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.severity == Severity::NotChecked {
@@ -250,7 +253,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What one check does with a case.
+/// A check, which adds its findings about a case.
 type Look = fn(&Case<'_>, &mut Vec<Finding>);
 
 /// A check.
@@ -354,7 +357,7 @@ pub fn examine(setup: &Setup, expected: &Workload) -> Vec<Finding> {
     diagnose(&Case::new(&machine, setup, expected).since(before))
 }
 
-/// What the doctor notes of a server.
+/// The doctor's notes on a server.
 #[doc(hidden)]
 pub struct Record {
     setup: Setup,
@@ -380,13 +383,14 @@ impl Record {
     }
 }
 
-/// Two looks at the machine are kept at most this often. Several may ask, one right behind the other, and what grew a moment ago
-/// is of interest to each of them.
+/// Two looks at the machine are kept at most this often. Several may ask, one right behind the
+/// other, and what grew a moment ago is of interest to each of them.
 const LOOKS_EVERY: Duration = Duration::from_secs(60);
 
-/// Earlier looks at the machine, to see what grows. What grew once and rests since is no finding for ever.
+/// Earlier looks at the machine, to see what grows. What grew once and rests since is no finding
+/// for ever.
 struct Past {
-    /// What is compared with.
+    /// The figures to compare with.
     older: MachineStats,
     newer: MachineStats,
     newer_at: Time,
@@ -398,7 +402,8 @@ impl Past {
         Past { older: host.clone(), newer: host, newer_at: Time::ZERO }
     }
 
-    /// What this look is compared with: one that is [`LOOKS_EVERY`] old at least, or the start.
+    /// The figures to compare this look with: those of one that is [`LOOKS_EVERY`] old at least, or
+    /// of the start.
     fn before(&mut self, now: Time, host: &MachineStats) -> MachineStats {
         // A process without descriptors reads nothing, with which nothing can be compared.
         if now - self.newer_at >= LOOKS_EVERY && host.cpu.is_some() {

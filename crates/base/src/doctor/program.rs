@@ -17,11 +17,11 @@ const SYS_ADMIN: u32 = 21;
 /// `CAP_PERFMON`.
 const PERFMON: u32 = 38;
 
-/// How this crate was built, and mostly the program too.
+/// The settings with which this crate was built, and usually the program too.
 pub(super) struct Build {
     pub(super) is_debug: bool,
     pub(super) aborts: bool,
-    /// If that can be told.
+    /// `None` if that is not known.
     pub(super) has_frame_pointers: Option<bool>,
 }
 
@@ -88,8 +88,9 @@ fn calls(n: usize) -> usize {
     black_box(n)
 }
 
-/// Whether functions of this crate begin by setting up a frame pointer: the first instructions of one of them are looked at.
-/// `None` where its memory may not be read, and on other processors than x86-64 and aarch64.
+/// Whether functions of this crate begin by setting up a frame pointer: the first instructions of
+/// one of them are looked at. `None` where its memory may not be read, and on other processors than
+/// x86-64 and aarch64.
 fn has_frame_pointers(machine: &Machine) -> Option<bool> {
     let mut code = [0; 32];
     let address = with_a_frame as fn(usize) -> usize as usize;
@@ -110,7 +111,7 @@ fn has_frame_pointers(machine: &Machine) -> Option<bool> {
     }
 }
 
-/// What tools will need that look into a server which misbehaves.
+/// The settings that tools will need which look into a server that misbehaves.
 pub(super) fn diagnosis(case: &Case<'_>, found: &mut Vec<Finding>) {
     let mut add = |what: &str, value: String, needed: &str, otherwise: &str, fix: &str| {
         let texts = Texts {

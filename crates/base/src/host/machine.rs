@@ -1,4 +1,4 @@
-//! Where facts of the machine are read: files below one directory, so that a test may plant any of them.
+//! Access to facts of the machine: files below one directory, so that a test may plant any of them.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -7,14 +7,16 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The most that is read of a file. `/proc/stat` of a machine with a thousand CPUs has about 200 KiB.
+/// The most that is read of a file. `/proc/stat` of a machine with a thousand CPUs has about 200
+/// KiB.
 const FILE_MAX: usize = 1 << 20;
 
-/// What is read at first: more than most of these files have.
+/// The length of the first read: more than most of these files have.
 const PIECE: usize = 4 << 10;
 
-/// Files that a machine keeps open at most. [`read_of`](super::read_of) takes some ten, and two for each control group with a
-/// quota; the endpoint, which keeps them, has 96 descriptors, of which its shard and its connections take 72.
+/// Files that a machine keeps open at most. [`read_of`](super::read_of) takes some ten, and two for
+/// each control group with a quota; the endpoint, which keeps them, has 96 descriptors, of which
+/// its shard and its connections take 72.
 const KEPT_MAX: usize = 24;
 
 /// The files of a machine.
@@ -23,19 +25,21 @@ pub struct Machine {
     root: PathBuf,
     /// Files that were read once, and stay open; `None` if each look opens them.
     kept: Option<Arc<Mutex<HashMap<PathBuf, File>>>>,
-    /// What could not be looked at, if that is noted.
+    /// The files that could not be looked at, if those are noted.
     refused: Option<Arc<Mutex<Vec<Refusal>>>>,
 }
 
-/// A file that could not be looked at: which is not the same as one that is not there, as that of a feature that the kernel lacks.
+/// A file that could not be looked at: which is not the same as one that is not there, as that of a
+/// feature that the kernel lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Where it is on the machine, such as `/proc/self/limits`.
+    /// Its path on the machine, such as `/proc/self/limits`.
     pub path: String,
     pub why: String,
 }
 
-/// Directories below which nothing is known where they are not mounted, with one that each of them has.
+/// Directories below which nothing is known where they are not mounted, with one that each of them
+/// has.
 const TREES: [(&str, &str); 2] = [("/proc/", "/proc/self"), ("/sys/", "/sys/devices")];
 
 impl Machine {
@@ -49,8 +53,8 @@ impl Machine {
         Machine { root: root.into(), kept: None, refused: None }
     }
 
-    /// The same with files that stay open, so that they are read also where the process has no descriptor left: the first look
-    /// opens them.
+    /// The same with files that stay open, so that they are read also where the process has no
+    /// descriptor left: the first look opens them.
     pub fn keeping(self) -> Machine {
         Machine { kept: Some(Arc::default()), ..self }
     }
@@ -60,7 +64,7 @@ impl Machine {
         Machine { refused: Some(Arc::default()), ..self }
     }
 
-    /// What could not be looked at since the last call.
+    /// The files that could not be looked at since the last call.
     pub fn take_refused(&self) -> Vec<Refusal> {
         let refused = self.refused.as_ref();
         refused.map_or_else(Vec::new, |all| {
@@ -87,7 +91,7 @@ impl Machine {
         refused.lock().unwrap_or_else(PoisonError::into_inner).push(Refusal { path, why });
     }
 
-    /// Where a file of the machine is. `path` begins with a slash.
+    /// The path of a file of the machine below the root. `path` begins with a slash.
     pub fn place(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
@@ -105,7 +109,8 @@ impl Machine {
         };
         let Some(kept) = &self.kept else { return read(File::open(place)).map(|(text, _)| text) };
         let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-        // One that cannot be read any more, as that of a control group that was left, makes room for its successor.
+        // One that can no longer be read, as that of a control group that was left, makes room for
+        // its successor.
         if let Some(text) = kept.get(place).and_then(|file| whole(file).ok()) {
             return Some(text);
         }
@@ -174,7 +179,8 @@ impl Machine {
         kib.checked_mul(1024)
     }
 
-    /// The text of each file with one of these names in the control groups of the process and all groups above.
+    /// The text of each file with one of these names in the control groups of the process and all
+    /// groups above.
     pub fn group_files(&self, wanted: &GroupFiles<'_>) -> Vec<GroupFile> {
         let groups = self.text("/proc/self/cgroup").unwrap_or_default();
         wanted.read(&groups, &self.place("/sys/fs/cgroup"), |place| self.text_at(place))
@@ -231,8 +237,8 @@ impl GroupFiles<'_> {
         self.read(groups, root, |place| fs::read_to_string(place).ok())
     }
 
-    /// Looks for the groups in the text of `/proc/self/cgroup`, with file systems below `root`. In a container the paths may be
-    /// those of the host, of which only the root exists.
+    /// Looks for the groups in the text of `/proc/self/cgroup`, with file systems below `root`. In
+    /// a container the paths may be those of the host, of which only the root exists.
     fn read(&self, groups: &str, root: &Path, text: impl Fn(&Path) -> Option<String>) -> Vec<GroupFile> {
         let mut found = Vec::new();
         for line in groups.lines() {
