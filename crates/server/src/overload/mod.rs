@@ -1,4 +1,4 @@
-//! What a server does when more comes than it can serve.
+//! The response of a server to more work than it can do.
 //!
 //! ```text
 //!   watchdog   signals of each shard ─▶ Stages ─▶ stage, and how long turns may be          each 100 ms, and each 35 ms unless all is calm
@@ -13,26 +13,28 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// How much a shard is asked for beside what it can do, from [`Cx::load`](crate::Cx::load).
+/// The degree to which a shard is asked for more than it can do, from
+/// [`Cx::load`](crate::Cx::load).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Load {
     /// It keeps up.
     #[default]
     Calm,
-    /// It has not waited for 100 ms, its accept queue is half full, or 70 % of what connections may hold is held. A
-    /// service may leave out what is expensive and not needed.
+    /// It has not waited for 100 ms, its accept queue is half full, or 70 % of what connections may
+    /// hold is held. A service may leave out what is expensive and not needed.
     Busy,
-    /// It has not waited for [`Overload::shed_after`] and each of its turns is long, or 80 % of what connections may hold
-    /// is held. [`Service::shed`](crate::Service::shed) is asked for the share of the frames that keeps turns below
-    /// [`Overload::turn_max`].
+    /// It has not waited for [`Overload::shed_after`] and each of its turns is long, or 80 % of
+    /// what connections may hold is held. [`Service::shed`](crate::Service::shed) is asked for the
+    /// share of the frames that keeps turns below [`Overload::turn_max`].
     Shedding,
-    /// Connections are about to be lost: the accept queue is 80 % full or lost eight packets within a second, the table is 98 % full, or 90 % of what
-    /// connections may hold is held. Newcomers are refused where there are words for that
+    /// Connections are about to be lost: the accept queue is 80 % full or lost eight packets within
+    /// a second, the table is 98 % full, or 90 % of what connections may hold is held. Newcomers
+    /// are refused where there are words for that
     /// ([`Admission::shed_reply`](crate::admission::Admission::shed_reply)), and wait else.
     Refusing,
-    /// Accepting is paused, or was within the last seconds: the table is full, or descriptors are missing. Left once the table is
-    /// below 98 % too.
+    /// Accepting is paused, or was within the last seconds: the table is full, or descriptors are
+    /// missing. Left once the table is below 98 % too.
     Full,
 }
 
@@ -65,7 +67,7 @@ impl fmt::Display for Load {
     }
 }
 
-/// What [`Service::shed`](crate::Service::shed) did with a frame.
+/// The decision of [`Service::shed`](crate::Service::shed) about a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Shed {
@@ -76,8 +78,8 @@ pub enum Shed {
     Answered,
 }
 
-/// When a server sheds, given to [`Server::overload`](crate::Server::overload). The thresholds that are shares are those of
-/// [`Load`].
+/// When a server sheds, given to [`Server::overload`](crate::Server::overload). The thresholds that
+/// are shares are those of [`Load`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overload {
     pub(crate) shed_after: Duration,
@@ -96,21 +98,25 @@ impl Default for Overload {
 }
 
 impl Overload {
-    /// How long a shard may go on without a wait, in long turns, before it sheds. 500 ms by default.
+    /// The time for which a shard may go on without a wait, in long turns, before it sheds. 500 ms
+    /// by default.
     pub fn shed_after(self, time: Duration) -> Overload {
         Overload { shed_after: time, ..self }
     }
 
-    /// From which length on a turn is long: about a third of what a request may wait while the server sheds. 4 ms by default.
+    /// From which length on a turn is long: about a third of what a request may wait while the
+    /// server sheds. 4 ms by default.
     ///
-    /// A shard that sheds since its turns were long keeps them at three quarters of this. What came in during one turn is the work of
-    /// the next, so a request waits for two of them, and some. Shorter ones answer sooner, and serve fewer: the cost of a turn itself,
-    /// and of a read and a write for each connection, is shared by fewer frames.
+    /// A shard that sheds since its turns were long keeps them at three quarters of this. What came
+    /// in during one turn is the work of the next, so a request waits for two of them, and some.
+    /// Shorter ones answer sooner, and serve fewer: the cost of a turn itself, and of a read and a
+    /// write for each connection, is shared by fewer frames.
     pub fn turn_max(self, time: Duration) -> Overload {
         Overload { turn_max: time, ..self }
     }
 
-    /// How long a shard stays below 80 % of a stage's thresholds before it leaves the stage for the one below. 2 s by default.
+    /// The time for which a shard stays below 80 % of a stage's thresholds before it leaves the
+    /// stage for the one below. 2 s by default.
     pub fn calm_after(self, time: Duration) -> Overload {
         Overload { calm_after: time, ..self }
     }
@@ -120,7 +126,8 @@ impl Overload {
 #[derive(Debug, Default)]
 pub(crate) struct SharedLoad {
     word: AtomicU32,
-    /// How long turns are to be, in microseconds. Set before the word that has them be paced.
+    /// The length that turns are to have, in microseconds. Set before the word that has them be
+    /// paced.
     turn_micros: AtomicU32,
 }
 
@@ -130,24 +137,24 @@ const SHARE_BITS: u32 = 24;
 /// The largest share.
 const SHARE_MAX: u32 = (1 << SHARE_BITS) - 1;
 
-/// Newcomers are refused.
+/// New connections are refused.
 const REFUSES: u32 = 1 << 31;
 
 /// The shard sheds what makes its turns long.
 const PACES: u32 = 1 << 30;
 
-/// What a shard knows of its load in a turn.
+/// The load of a shard in a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LoadNow(u32);
 
-/// What a shard is told, which has a [`Load`].
+/// The orders to a shard that has a [`Load`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Told {
     /// A part of one: the least for which a service is asked.
     pub share: f64,
-    /// How long turns are to be, by shedding what makes them longer.
+    /// The length that turns are to have, by shedding what makes them longer.
     pub turn: Option<Duration>,
-    /// Newcomers are to be refused, by a service that has words for that.
+    /// New connections are to be refused, by a service that has a message for that.
     pub refuses: bool,
 }
 
@@ -171,7 +178,7 @@ impl SharedLoad {
         LoadNow(self.word.load(Ordering::Relaxed))
     }
 
-    /// How long turns are to be, while that is of interest.
+    /// The length that turns are to have, while that is of interest.
     pub(crate) fn turn(&self) -> Option<Duration> {
         // One that is not set yet is so for a turn at most.
         let micros = self.turn_micros.load(Ordering::Relaxed);
@@ -190,7 +197,7 @@ impl LoadNow {
         Load::from_number((self.0 & !(REFUSES | PACES)) >> SHARE_BITS)
     }
 
-    /// True if newcomers are refused, by a service that has words for that.
+    /// True if new connections are refused, by a service that has a message for that.
     #[inline]
     pub(crate) fn refuses(self) -> bool {
         self.0 & REFUSES != 0
@@ -202,13 +209,14 @@ impl LoadNow {
         self.0 & (PACES | SHARE_MAX) != 0
     }
 
-    /// True for the share of all random numbers for which a frame is shed, which is no smaller than `least`.
+    /// True for the share of all random numbers for which a frame is shed, which is no smaller than
+    /// `least`.
     fn takes(self, random: u64, least: u32) -> bool {
         (random as u32 >> (32 - SHARE_BITS)) < (self.0 & SHARE_MAX).max(least)
     }
 }
 
-/// What a shard is asked for, for those who look at it.
+/// The load of a shard, for those who look at it.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ShardLoad {
@@ -218,7 +226,8 @@ pub struct ShardLoad {
     pub load: Load,
     /// Why it is there, as in `ringserve_overload_stage_changes_total`; `None` while it is calm.
     pub cause: Option<&'static str>,
-    /// The part of the frames for which [`Service::shed`](crate::Service::shed) is asked, from 0 to 1.
+    /// The part of the frames for which [`Service::shed`](crate::Service::shed) is asked, from 0 to
+    /// 1.
     pub shed_share: f64,
 }
 

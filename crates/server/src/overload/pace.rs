@@ -1,14 +1,15 @@
 //! Which frames a shard sheds while its turns are long: decided by the shard itself, once a turn.
 //!
-//! What came in during one turn is the work of the next one. So a turn that took twice as long as it should is followed by one
-//! that serves half of the part that keeps the balance, and the queue is gone with that turn, whatever it was.
+//! The frames that came in during one turn are the work of the next one. So a turn that took twice
+//! as long as it should is followed by one that serves half of the part that keeps the balance, and
+//! the queue is gone with that turn, whatever it was.
 
 use std::cell::Cell;
 use std::time::Duration;
 
 use super::LoadNow;
 
-/// What a shard knows of the turns since it sheds: sums, of which each turn takes the same part.
+/// Figures of the turns since the shard sheds: sums, of which each turn takes the same part.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Law {
     took: f64,
@@ -22,17 +23,18 @@ pub(crate) struct Law {
 /// A turn that is over.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Turn {
-    /// How long the shard was on a CPU from its begin to that of the next one.
+    /// The time that the shard was on a CPU from the turn's beginning to that of the next one.
     pub took: Duration,
-    /// How long that was.
+    /// The wall-clock time between the two.
     pub wall: Duration,
-    /// The frames that might have been shed, those for which the service was asked, and those that it shed.
+    /// The frames that might have been shed, those for which the service was asked, and those that
+    /// it shed.
     pub asked: u32,
     pub drawn: u32,
     pub shed: u32,
 }
 
-/// What the next turn does.
+/// The limits of the next turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Orders {
     /// The service is asked for this part of the frames.
@@ -41,15 +43,17 @@ pub(crate) struct Orders {
     pub serves_max: f64,
 }
 
-/// What is known fades by an eighth each turn: at the length that turns are to have half of it is of the last 20 ms, and of some 100
-/// served frames of 200 µs.
+/// The factor by which the figures fade each turn, an eighth: at the length that turns are to have,
+/// half of them is of the last 20 ms, and of some 100 served frames of 200 µs.
 const FADES: f64 = 7.0 / 8.0;
 
-/// A part of frames that is served, and one that is shed of those for which a service is asked, is taken as no smaller than this: from
-/// there a share is found within a few turns. Both are zero where the service serves, or sheds, all.
+/// A part of frames that is served, and one that is shed of those for which a service is asked, is
+/// taken as no smaller than this: from there a share is found within a few turns. Both are zero
+/// where the service serves, or sheds, all.
 const PART_MIN: f64 = 1.0 / 64.0;
 
-/// A turn serves at most this many times what it is to serve: twice is more than chance makes of it.
+/// A turn serves at most this many times what it is to serve: twice is more than chance makes of
+/// it.
 const TIMES_MAX: f64 = 2.0;
 
 /// Turns are no shorter than a microsecond.
@@ -67,7 +71,8 @@ impl Law {
         fade(&mut self.drawn, turn.drawn.into());
         fade(&mut self.shed, turn.shed.into());
         let part = |of: f64, all: f64| if all < PART_MIN { 1.0 } else { (of / all).max(PART_MIN) };
-        // The part that it served in all of the time is what it can do, if turns take what they are to take.
+        // The part that it served in all of the time is what it can do, if turns take what they are
+        // to take.
         let can = (part(self.served, self.asked) * self.wall / self.took).min(1.0);
         let serves = (can * aim / took).min(1.0);
         // A service that is asked for all, and serves some of them, sheds more of the others.
@@ -84,9 +89,9 @@ impl Law {
 #[derive(Debug)]
 pub(crate) struct Pace {
     law: Cell<Law>,
-    /// How long the shard had been on a CPU when the turn began; `None` while it is not paced.
+    /// The time that the shard had been on a CPU when the turn began; `None` while it is not paced.
     began: Cell<Option<Duration>>,
-    /// How long ago that was when the last turn began.
+    /// The wall-clock time from then to the beginning of the last turn.
     wall: Cell<Duration>,
     /// Of 2^24.
     share: Cell<u32>,
@@ -117,9 +122,10 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// A turn begins, `since` the one before it began, as the shard was on a CPU for `ran` in total. Turns are to take `aim`; `None`
-    /// leaves their length alone. `brings_all` is false if more waits that the turn has no room for: the next one goes on with it, and
-    /// counts as a part of this one.
+    /// A turn begins, `since` the one before it began, as the shard was on a CPU for `ran` in
+    /// total. Turns are to take `aim`; `None` leaves their length alone. `brings_all` is false if
+    /// more waits that the turn has no room for: the next one goes on with it, and counts as a part
+    /// of this one.
     pub(crate) fn begin_turn(
         &self,
         aim: Option<Duration>,
@@ -190,7 +196,7 @@ mod tests {
 
     const AIM: Duration = Duration::from_millis(4);
 
-    /// What a call takes, and the word that a frame is shed with, in seconds.
+    /// The time of a call, and that of the message with which a frame is shed, in seconds.
     const CALL: f64 = 200e-6;
     const WORD: f64 = 4e-6;
 
@@ -231,7 +237,8 @@ mod tests {
     #[test]
     fn turns_are_as_long_as_they_should_be_within_200_ms() {
         for rate in [5500.0, 10_000.0, 20_000.0, 40_000.0] {
-            // Of four times as many the marked ones alone, and the words to all others, are nearly all that it can do.
+            // Of four times as many the marked ones alone, and the words to all others, are nearly
+            // all that it can do.
             for marked in [0.0, 0.05, 0.1].into_iter().filter(|marked| rate * marked <= 2000.0) {
                 for began in [1, 4, 20, 400, 800].map(Duration::from_millis) {
                     let mut asked = Asked::new(rate, marked);
@@ -319,7 +326,8 @@ mod tests {
         shared.get()
     }
 
-    /// A turn of a shard that has this number of frames, and sheds all for which it is asked. The number that it served.
+    /// A turn of a shard that has this number of frames, and sheds all for which it is asked. The
+    /// number that it served.
     fn serve(pace: &Pace, load: LoadNow, frames: u64) -> u64 {
         let served = (0..frames).filter(|n| {
             let drawn = pace.draws(load, n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20);
@@ -350,7 +358,7 @@ mod tests {
         let ms = Duration::from_millis;
         pace.begin_turn(Some(AIM), false, AIM, || ms(0));
         serve(&pace, load, 100);
-        // It is as long as both are, and the one behind it is told so.
+        // It is as long as both are, and the next one gets that time.
         pace.begin_turn(Some(AIM), true, AIM, || ms(3));
         assert_eq!(pace.counts(), (0, 0));
         serve(&pace, load, 60);

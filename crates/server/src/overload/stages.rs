@@ -8,48 +8,50 @@ use ringserve_core::Time;
 use super::share::{NEGLIGIBLE, Share};
 use super::{Load, Overload, Told};
 
-/// How often the share of frames is set.
+/// The interval at which the share of frames is set.
 const SHARE_EACH: Duration = Duration::from_millis(100);
 
-/// How long a shard goes on without a wait before it counts as busy.
+/// The time for which a shard goes on without a wait before it counts as busy.
 const BUSY_AFTER: Duration = Duration::from_millis(100);
 
-/// How long turns are long before they count.
+/// The time for which turns are long before they count.
 const LATE_AFTER: Duration = Duration::from_millis(100);
 
 /// From this part of what connections may hold on requests are shed.
 const HELD_SHED: f64 = 0.8;
 
-/// Refusing newcomers ends at this part of the thresholds at which it begins.
+/// Refusing new connections ends at this part of the thresholds at which it begins.
 const REFUSES_TO: f64 = 0.95;
 
 /// A stage is left at this part of the thresholds at which it is entered.
 const LEAVES_AT: f64 = 0.8;
 
-/// Turns that are paced take this part of the length from which on they are long: by chance some are half as long again.
+/// Turns that are paced take this part of the length from which on they are long: by chance some
+/// are half as long again.
 const PACED_AT: f64 = 0.75;
 
-/// A table that is as full as this keeps the stage of a paused accept: a slot that is free for a moment ends no pause.
+/// A table that is as full as this keeps the stage of a paused accept: a slot that is free for a
+/// moment ends no pause.
 pub(crate) const TABLE_FULL: f64 = 0.98;
 
-/// What is known of a shard at a moment. Shares are parts of one.
+/// The state of a shard at a moment. Shares are parts of one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Signals {
-    /// How long it has not waited.
+    /// The time for which it has not waited.
     pub saturated: Duration,
-    /// How long each of its turns has been long.
+    /// The time for which each of its turns has been long.
     pub late: Duration,
-    /// Which part of the last 100 ms it was on a CPU.
+    /// The part of the last 100 ms in which it was on a CPU.
     pub busy: f64,
-    /// For which part of the frames of that time a service was asked to shed.
+    /// The part of the frames of that time for which a service was asked to shed.
     pub shed: f64,
-    /// What waits in its accept queue, of what fits: the fullest of its listeners.
+    /// The part of its accept queue that is in use: of the fullest of its listeners.
     pub queue: f64,
     /// True if its queues lost some since the last look, and many within a second.
     pub lost: bool,
-    /// What its connections hold, of what they may.
+    /// The part of the memory limit that its connections hold.
     pub held: f64,
-    /// Its connections, of what fits.
+    /// The part of its table that is in use.
     pub table: f64,
     /// True if accepting is paused, or was since the last look.
     pub paused: bool,
@@ -163,14 +165,15 @@ impl Stages {
         self.share.get().max(self.shed)
     }
 
-    /// What the shard is told beside its stage.
+    /// The orders to the shard in addition to its stage.
     pub(crate) fn told(&self, limits: &Overload) -> Told {
         let turn = self.paces.then(|| limits.turn_max.mul_f64(PACED_AT));
         Told { share: self.share.get(), turn, refuses: self.refuses() }
     }
 
-    /// True while what leads to [`Load::Refusing`] holds, and not for as long as the stage lasts: refusing takes its cause away
-    /// at once, and a server that refuses all for two seconds would then let all in.
+    /// True while what leads to [`Load::Refusing`] holds, and not for as long as the stage lasts:
+    /// refusing takes its cause away at once, and a server that refuses all for two seconds would
+    /// then let all in.
     fn refuses(&self) -> bool {
         self.refuses
     }
@@ -373,7 +376,8 @@ mod tests {
             changes.extend(stages.step(at(ms), &signals, &limits));
         }
         assert_eq!(changes, [Change { to: Load::Full, cause: Cause::Paused }]);
-        // No table, as where descriptors are missing: it holds for as long as the pause, and two seconds.
+        // No table, as where descriptors are missing: it holds for as long as the pause, and two
+        // seconds.
         let mut stages = Stages::default();
         for ms in (0..10_000).step_by(25) {
             stages.step(at(ms), &Signals { paused: true, ..CALM }, &limits);
@@ -401,7 +405,7 @@ mod tests {
         for (table, expected) in [(0.97, false), (0.98, true), (0.94, true), (0.93, false), (0.97, false)] {
             assert_eq!(refuses(Signals { table, ..CALM }).0, expected, "{table}");
         }
-        // The stage lasts, and its newcomers are let in.
+        // The stage lasts, and its new connections are let in.
         assert_eq!(refuses(Signals { lost: true, ..CALM }), (true, Load::Refusing));
         assert_eq!(refuses(CALM), (false, Load::Refusing));
         assert!(refuses(Signals { queue: 0.8, ..CALM }).0 && refuses(Signals { queue: 0.77, ..CALM }).0);
@@ -458,8 +462,8 @@ mod tests {
         assert_eq!((stages.told(&limits).turn, stages.load()), (None, Load::Shedding));
     }
 
-    /// A shard that can serve 5000 requests a second and takes what came in each turn, as far as it is not shed. What is shed
-    /// takes a fiftieth of the time.
+    /// A shard that can serve 5000 requests a second and takes what came in each turn, as far as it
+    /// is not shed. What is shed takes a fiftieth of the time.
     struct Model {
         stages: Stages,
         law: Law,
@@ -469,8 +473,8 @@ mod tests {
         saturated_since: f64,
         late_since: Option<f64>,
         served: f64,
-        /// How long the served ones of each turn waited until its end, where they came in the middle of the one before, and how many
-        /// they were.
+        /// The time that the served frames of each turn waited until its end, where they came in
+        /// the middle of the one before, and their number.
         waits: Vec<(f64, f64)>,
         changes: Vec<(f64, Load)>,
     }
@@ -493,7 +497,7 @@ mod tests {
             }
         }
 
-        /// What all but a hundredth of those that were served waited at most.
+        /// The longest wait of a served frame, without the longest hundredth of them.
         fn p99(&mut self) -> f64 {
             self.waits.sort_by(|a, b| b.0.total_cmp(&a.0));
             let mut left = self.waits.iter().map(|(_, served)| served).sum::<f64>() / 100.0;
@@ -534,7 +538,7 @@ mod tests {
                 self.now += turn + idle;
                 self.turn.wall = Duration::from_secs_f64(turn + idle);
                 spans.push_back((self.now, turn, turn + idle, frames, shed));
-                // A peer that hears of nothing sends no more than its connection takes.
+                // A peer that gets no answer sends no more than its connection takes.
                 self.queued = (self.queued + (turn + idle) * rate).min(20_000.0);
                 if self.now - looked >= 0.025 {
                     looked = self.now;

@@ -1,4 +1,5 @@
-//! What waits to be accepted, and what was lost there, for each listener and shard.
+//! Gauges of the accept queues, for each listener and shard: the connections that wait there, and
+//! the packets lost.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +27,7 @@ struct Gauge {
     tally: Mutex<Tally>,
 }
 
-/// How often queues of the network namespace overflowed.
+/// The number of times that queues of the network namespace overflowed.
 struct Overflows {
     /// With a file that stays open: queues overflow when descriptors are used up.
     machine: Machine,
@@ -57,7 +58,7 @@ impl Overflows {
     }
 }
 
-/// What is known of the drops at a listener.
+/// The drops that are known at a listener.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     /// As of the last look.
@@ -68,9 +69,10 @@ struct Tally {
 }
 
 impl Tally {
-    /// Takes in what was dropped until now. The kernel drops packets at a listener for many reasons, so the queue has to have been
-    /// near its capacity, or the namespace to have counted overflows meanwhile. `overflows` is read if that is needed, and `last`
-    /// is what it was before. Returns the losses since the beginning.
+    /// Takes in what was dropped until now. The kernel drops packets at a listener for many
+    /// reasons, so the queue has to have been near its capacity, or the namespace to have counted
+    /// overflows meanwhile. `overflows` is read if that is needed, and `last` is what it was
+    /// before. Returns the losses since the beginning.
     fn take(
         &mut self,
         reading: &QueueReading,
@@ -94,8 +96,8 @@ impl Tally {
         Some(self.lost)
     }
 
-    /// The losses since the beginning that are known without the count of overflows. It takes nothing in: the next look finds what
-    /// is to be found out yet.
+    /// The losses since the beginning that are known without the count of overflows. It takes
+    /// nothing in: the next look finds what is to be found out yet.
     fn sure(&self, reading: &QueueReading) -> Option<u64> {
         let more = reading.dropped?.saturating_sub(self.dropped);
         Some(self.lost + if is_near_full(reading) { more } else { 0 })
@@ -132,8 +134,8 @@ impl AcceptQueues {
         AcceptQueues(Arc::new(Gauges { each: each.into(), overflows }))
     }
 
-    /// Reads how often queues of the namespace overflowed, so that what is dropped from now on is not laid to what was before. For
-    /// a caller that looks now and then.
+    /// Reads how often queues of the namespace overflowed, so that what is dropped from now on is
+    /// not laid to what was before. For a caller that looks now and then.
     pub(crate) fn note_overflows(&self) {
         if !self.0.each.is_empty() {
             self.0.overflows.read();
@@ -150,8 +152,9 @@ impl AcceptQueues {
         self.those_of(shard).filter_map(|gauge| gauge.read(&self.0.overflows))
     }
 
-    /// The same for the shard itself, which waits for no other thread and for no file: without those that another thread reads at
-    /// this moment, and with the losses that are known without the count of overflows.
+    /// The same for the shard itself, which waits for no other thread and for no file: without
+    /// those that another thread reads at this moment, and with the losses that are known without
+    /// the count of overflows.
     pub(crate) fn glance_at_those_of(&self, shard: usize) -> impl Iterator<Item = AcceptQueueStats> {
         self.those_of(shard).filter_map(Gauge::glance)
     }
@@ -162,7 +165,7 @@ impl AcceptQueues {
 }
 
 impl Gauge {
-    /// What an adopted socket dropped before is not this server's affair.
+    /// Leaves out what an adopted socket dropped before: it is not this server's affair.
     fn new(listener: usize, shard: Option<usize>, gauge: ListenerGauge, overflows: &Overflows) -> Gauge {
         let dropped = gauge.read().and_then(|reading| reading.dropped).unwrap_or(0);
         let tally = Mutex::new(Tally { dropped, overflows: overflows.last(), lost: 0 });
@@ -214,7 +217,8 @@ mod tests {
         QueueReading { waiting, capacity: 100, dropped: Some(dropped) }
     }
 
-    /// What is lost after each look, which finds what waits, what was dropped and how often queues overflowed.
+    /// The losses after each look, which finds the connections that wait, the drops and the number
+    /// of overflows.
     fn lost<const N: usize>(looks: [(u32, u64, Option<u64>); N]) -> [u64; N] {
         let mut tally = Tally { overflows: looks[0].2, ..Tally::default() };
         let mut last = looks[0].2;

@@ -1,4 +1,4 @@
-//! What ends the watchdog's wait: a timer, which the shards put off as long as all of them go on.
+//! The end of the watchdog's wait: a timer, which the shards put off as long as all of them go on.
 //!
 //! ```text
 //!   watchdog   look ──▶ waits for the timer ─────────────────────────────▶ goes off: look
@@ -6,8 +6,8 @@
 //!                 └─ no: sets the timer again, up to the time of the look that is due in any case
 //! ```
 //!
-//! A look is a wake-up of a thread that has slept, which costs 20 µs and more. To set the timer costs a shard one system call, and
-//! so it is the shards that work whose stalls need no look.
+//! A look is a wake-up of a thread that has slept, which costs 20 µs and more. To set the timer
+//! costs a shard one system call, and so it is the shards that work whose stalls need no look.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -38,7 +38,8 @@ pub(crate) struct Alarm {
     far: Duration,
     /// A turn of this length is not short.
     late: Duration,
-    /// When it goes off, in nanoseconds of the server's clock. All of them were stored before the timer was set.
+    /// When it goes off, in nanoseconds of the server's clock. All of them were stored before the
+    /// timer was set.
     due: AtomicU64,
     /// From when on a shard that begins a turn puts it off.
     again: AtomicU64,
@@ -73,14 +74,16 @@ impl Alarm {
         self.set(time.max(AT_ONCE));
     }
 
-    /// For the watchdog: its next look is as soon as a shard does not go on, and in any case once the longest time is over.
+    /// For the watchdog: its next look is as soon as a shard does not go on, and in any case once
+    /// the longest time is over.
     pub(crate) fn look_late(&self, now: Time) {
         self.look_in(now, self.ahead);
         self.until.store((now + self.far).as_nanos(), Ordering::SeqCst);
         self.again.store((now + self.ahead / 2).as_nanos(), Ordering::SeqCst);
     }
 
-    /// For the watchdog, before it marks the shards: there is no look until one of them leaves its wait.
+    /// For the watchdog, before it marks the shards: there is no look until one of them leaves its
+    /// wait.
     pub(crate) fn rest(&self) {
         self.again.store(NEVER, Ordering::SeqCst);
         self.due.store(NEVER, Ordering::SeqCst);
@@ -114,7 +117,8 @@ impl Alarm {
         }
     }
 
-    /// On a shard whose turn begins: puts it off if it is time for that and no shard `is_late`: in a turn of that length. Returns when it is time again.
+    /// On a shard whose turn begins: puts it off if it is time for that and no shard `is_late`: in
+    /// a turn of that length. Returns when it is time again.
     #[cold]
     pub(crate) fn put_off(&self, now: Time, is_late: impl FnOnce(Duration) -> bool) -> Time {
         let then = now + self.ahead / 2;
@@ -133,7 +137,8 @@ impl Alarm {
         then
     }
 
-    /// On a shard that has stored `again`: sets it. The watchdog may have set it meanwhile to look sooner, and then looks at once.
+    /// On a shard that has stored `again`: sets it. The watchdog may have set it meanwhile to look
+    /// sooner, and then looks at once.
     fn put(&self, due: Time, time: Duration, again: u64) {
         self.due.store(due.as_nanos(), Ordering::SeqCst);
         self.set(time);

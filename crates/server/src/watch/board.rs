@@ -1,4 +1,4 @@
-//! What a server knows of its stalls, for all who ask.
+//! The stalls of a server, for all who ask.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -108,7 +108,7 @@ impl Watch {
         self.kept().iter().any(|kept| kept.stall.shard == shard && lasts(kept))
     }
 
-    /// How many stalls there were, by shard and cause.
+    /// The number of stalls, by shard and cause.
     #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "metrics alone have them"))]
     pub(crate) fn counts(&self) -> impl Iterator<Item = (usize, StallCause, u64)> {
         let of_shards = self.counts.get().into_iter().flatten().enumerate();

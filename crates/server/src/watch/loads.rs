@@ -1,4 +1,4 @@
-//! What the watchdog knows of the shards' loads, for all who ask.
+//! The loads of the shards as the watchdog knows them, for all who ask.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::overload::Load;
 use crate::overload::stages::{Cause, Change, Stages};
 
-/// What is known of the loads, for all who ask.
+/// The loads as they are known, for all who ask.
 #[derive(Debug, Default)]
 pub(crate) struct LoadBoard {
     shards: OnceLock<Box<[Posted]>>,
@@ -45,7 +45,7 @@ impl LoadBoard {
         (cause, posted.share.load(Ordering::Relaxed) as f64 / 1000.0)
     }
 
-    /// How often a stage was entered for a cause.
+    /// The number of times that a stage was entered for a cause.
     #[cfg(feature = "metrics")]
     pub(crate) fn changes(&self) -> impl Iterator<Item = (Load, Cause, u64)> {
         Load::ALL.into_iter().flat_map(move |to| {

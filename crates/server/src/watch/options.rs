@@ -2,23 +2,26 @@
 
 use std::time::Duration;
 
-/// A turn takes microseconds, so this is a thousand of them; and a peer notices it. As Seastar has it.
+/// A turn takes microseconds, so this is a thousand of them; and a peer notices it. As Seastar has
+/// it.
 const OVER: Duration = Duration::from_millis(25);
 
 /// Below it, a busy machine alone would make reports.
 const OVER_MIN: Duration = Duration::from_millis(2);
 
-/// Looks are no further apart, so that a long stall is told while it is fresh.
+/// Looks are no further apart, so that a long stall is reported while it is fresh.
 const LOOKS_EVERY_MAX: Duration = Duration::from_millis(250);
 
-/// A turn that takes this part of the threshold, 2.5 ms as it comes, is followed from the look on that finds it: most turns take
-/// microseconds, and a look that asks what a thread does reads four files.
+/// A turn that takes this part of the threshold, 2.5 ms as it comes, is followed from the look on
+/// that finds it: most turns take microseconds, and a look that asks what a thread does reads four
+/// files.
 const LATE_PART: u32 = 10;
 
 /// Looks at shards that go on are this far apart: what the stages of a load are made of.
 pub(super) const LOOKS_LATE: Duration = Duration::from_millis(100);
 
-/// When a shard counts as stalled, and what is told of it. By default one that is in the same turn of its loop for 25 ms.
+/// The definition of a stalled shard, and the reports of it. By default one that is in the same
+/// turn of its loop for 25 ms.
 ///
 /// ```no_run
 /// # use ringserve::Server;
@@ -28,9 +31,9 @@ pub(super) const LOOKS_LATE: Duration = Duration::from_millis(100);
 /// let server = Server::bind("0.0.0.0:7000").stalls(StallOptions::default().over(Duration::from_millis(100)));
 /// ```
 ///
-/// A stall is told in one line of the log at level `warn` while it lasts, then each time it has become twice as long; in five
-/// lines a minute for each shard at most. [`ServerControl::stalls`](crate::ServerControl::stalls) and the metrics have all of
-/// them.
+/// A stall is reported in one line of the log at level `warn` while it lasts, then each time it has
+/// become twice as long; in five lines a minute for each shard at most.
+/// [`ServerControl::stalls`](crate::ServerControl::stalls) and the metrics have all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "Stalls")]
 pub struct StallOptions {
@@ -43,7 +46,8 @@ impl StallOptions {
         StallOptions { over: None }
     }
 
-    /// Reports turns that are longer than `time`, which is taken as 2 ms at least. They are found before they take twice that long.
+    /// Reports turns that are longer than `time`, which is taken as 2 ms at least. They are found
+    /// before they take twice that long.
     pub fn over(self, time: Duration) -> StallOptions {
         StallOptions { over: Some(time.max(OVER_MIN)) }
     }
@@ -63,8 +67,9 @@ impl StallOptions {
         (over / 2).min(LOOKS_EVERY_MAX)
     }
 
-    /// The same while no shard is in a turn that is not short, if none of them begins another one. A stall that begins right behind a look is found by the next one,
-    /// and told by that or by the one that follows it, since what a thread runs takes two looks to be known: at twice the
+    /// The same while no shard is in a turn that is not short, if none of them begins another one.
+    /// A stall that begins right after a look is found by the next one, and reported by that or by
+    /// the one that follows it, since two looks are needed to know what a thread runs: at twice the
     /// threshold.
     pub(crate) fn looks_seldom(over: Duration) -> Duration {
         (over * 7 / 5).min(LOOKS_EVERY_MAX)

@@ -1,4 +1,4 @@
-//! How busy the shards' threads are: what the kernel counts of them, now and a second ago.
+//! The busy time of the shards' threads: as the kernel counts it, now and a second ago.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use ringserve_core::Time;
 
 use crate::stats::ShardTimes;
 
-/// What is kept is this much apart at least.
+/// The least distance between samples that are kept.
 const KEPT_EVERY: Duration = Duration::from_millis(500);
 
 /// The time over which shares are taken.
@@ -20,7 +20,8 @@ type Sample = (Time, Vec<Option<ThreadTimes>>);
 /// The last samples, the newest last.
 pub(crate) struct Times {
     kept: VecDeque<Sample>,
-    /// Memory of samples that are not needed any more: the watchdog of a server that works allocates nothing.
+    /// Memory of samples that are no longer needed: the watchdog of a server that works allocates
+    /// nothing.
     spare: Vec<Vec<Option<ThreadTimes>>>,
 }
 

@@ -1,4 +1,5 @@
-//! What a thread does, by the files that the kernel shows of it: without a signal, without privilege, and while it is blocked.
+//! The activity of a thread, by the files that the kernel shows of it: without a signal, without
+//! privilege, and while it is blocked.
 //!
 //! | file of `/proc/self/task/TID` | tells |
 //! |---|---|
@@ -14,19 +15,20 @@ use ringserve_base::thread_times::ThreadTimes;
 
 use crate::stats::StallCause;
 
-/// Longer than any of these files, but for `stat` with a long name: of that the beginning is enough.
+/// Longer than any of these files, but for `stat` with a long name: of that the beginning is
+/// enough.
 const BYTES: usize = 512;
 
-/// What a thread does.
+/// The activity of a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ThreadFacts {
-    /// How long it ran, and could have run without a CPU, since it started.
+    /// The times for which it ran, and could have run without a CPU, since it started.
     pub(crate) times: ThreadTimes,
     /// `None` if it runs, or could.
     pub(crate) sleeps: Option<Sleeps>,
 }
 
-/// Where a thread sleeps.
+/// The call and the function in which a thread sleeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sleeps {
     pub(crate) cause: StallCause,
@@ -36,7 +38,8 @@ pub(crate) struct Sleeps {
     pub(crate) polls: bool,
 }
 
-/// The name of a function of the kernel, or its beginning. Threads are looked at each few milliseconds, so it takes no allocation.
+/// The name of a function of the kernel, or its beginning. Threads are looked at each few
+/// milliseconds, so it takes no allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     bytes: [u8; 47],
@@ -56,7 +59,7 @@ impl Place {
     }
 }
 
-/// The files of a thread, opened once: a process that has no descriptor left is told of, too.
+/// The files of a thread, opened once: so a process that has no descriptor left is reported, too.
 pub(crate) struct ThreadFiles {
     schedstat: Option<File>,
     stat: Option<File>,
@@ -109,20 +112,23 @@ fn text_of<'a>(file: Option<&File>, bytes: &'a mut [u8; BYTES]) -> Option<&'a st
     str::from_utf8(&bytes[..read]).ok().map(str::trim_end)
 }
 
-/// True if `stat` says that the thread runs, or could. Its name, in parentheses, may have any characters.
+/// True if `stat` says that the thread runs, or could. Its name, in parentheses, may have any
+/// characters.
 fn runs(stat: &str) -> Option<bool> {
     let (_, rest) = stat.rsplit_once(") ")?;
     Some(rest.starts_with('R'))
 }
 
-/// The number of the system call that `syscall` names. `None` where the thread is in none, as in a page fault.
+/// The number of the system call that `syscall` names. `None` where the thread is in none, as in a
+/// page fault.
 fn call_of(text: &str) -> Option<i64> {
     let number = text.split_ascii_whitespace().next()?.parse().ok()?;
     (number >= 0).then_some(number)
 }
 
-/// What a thread waits for that sleeps in this system call, at this place. The numbers stay the same, and places are renamed now
-/// and then; but a call that goes on after a stop of the process is `restart_syscall`, and then the place tells.
+/// The cause for which a thread sleeps in this system call, at this place. The numbers stay the
+/// same, and places are renamed now and then; but a call that goes on after a stop of the process
+/// is `restart_syscall`, and then the place decides.
 fn cause_of(call: Option<i64>, place: &str) -> StallCause {
     let is = |calls: &[i64]| call.is_some_and(|call| calls.contains(&call));
     let at = |places: &[&str]| places.iter().any(|part| place.contains(part));

@@ -9,10 +9,11 @@ use crate::stats::StallCause;
 use crate::watch::options::StallOptions;
 use crate::watch::state::State;
 
-/// What a thread runs is counted at ticks of the scheduler, of which the slowest kernels have one each 10 ms.
+/// The longest tick of a scheduler: a thread's time is counted at ticks, and the slowest kernels
+/// have one each 10 ms.
 const TICK: Duration = Duration::from_millis(10);
 
-/// What a look found of a shard.
+/// The result of a look at a shard.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) state: State,
@@ -22,7 +23,7 @@ pub(crate) struct Seen {
     pub(crate) thread: Option<ThreadFacts>,
 }
 
-/// Where a stall is.
+/// The stage of a stall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Begins,
@@ -39,7 +40,7 @@ pub(crate) struct Verdict {
     pub(crate) cause: StallCause,
     pub(crate) waits_in: Option<String>,
     pub(crate) several: bool,
-    /// It is to be told: it began, or is twice as long as when it was told last.
+    /// It is to be reported: it began, or is twice as long as in the last report.
     pub(crate) is_loud: bool,
 }
 
@@ -51,7 +52,7 @@ pub(crate) struct Judge {
     shards: Vec<Watched>,
 }
 
-/// What is known of a shard's present turn.
+/// The present turn of a shard, as far as it is known.
 struct Watched {
     state: State,
     /// From when its time counts.
@@ -62,7 +63,7 @@ struct Watched {
     known: Option<(Time, ThreadFacts)>,
     spent: [Duration; StallCause::ALL.len()],
     waits_in: Option<Place>,
-    /// A stall that began is told again from this length on.
+    /// A stall that began is reported again from this length on.
     told_from: Option<Duration>,
 }
 
@@ -114,7 +115,7 @@ impl Watched {
         }
     }
 
-    /// What most of the time went by with. `None` if that is not known yet.
+    /// The cause that took most of the time. `None` if that is not known yet.
     fn cause(&self) -> Option<StallCause> {
         let most = StallCause::ALL.into_iter().max_by_key(|cause| self.spent[cause.index()]);
         let spent = most.filter(|cause| !self.spent[cause.index()].is_zero());
@@ -144,8 +145,8 @@ impl Judge {
         Judge { over, went_on: Time::ZERO, shards: (0..shards).map(|_| none()).collect() }
     }
 
-    /// True if a look needs to know what the thread does: the shard is where it was at the look before, or in a turn that is
-    /// not short.
+    /// True if a look needs to know what the thread does: the shard is where it was at the look
+    /// before, or in a turn that is not short.
     pub(crate) fn asks(&self, shard: usize, now: Time, state: State) -> bool {
         self.shards[shard].asks(now, state, StallOptions::late(self.over))
     }
@@ -195,8 +196,8 @@ impl Judge {
         Some(watched.verdict(stage, now, is_loud))
     }
 
-    /// The whole process was stopped for `time` until now: that was no handler's fault. What had begun counts from here; a stall
-    /// that was told goes on without that time.
+    /// The whole process was stopped for `time` until now: that was no handler's fault. What had
+    /// begun counts from here; a stall that was reported goes on without that time.
     pub(crate) fn stopped(&mut self, now: Time, time: Duration) {
         self.went_on = now;
         for watched in &mut self.shards {
@@ -244,7 +245,8 @@ mod tests {
         Seen { state, work: 7, thread: Some(thread) }
     }
 
-    /// Looks of a shard that is in the turn of 100 ms, at these moments with these facts. The last verdict.
+    /// Looks of a shard that is in the turn of 100 ms, at these moments with these facts. The last
+    /// verdict.
     fn judged(looks: &[(u64, ThreadFacts)]) -> Option<Verdict> {
         let (mut judge, turn) = (Judge::new(1, OVER), State::Turn(at(100)));
         let mut last = None;
@@ -324,7 +326,8 @@ mod tests {
         assert_eq!(judge.look(0, at(131), seen(turn, computes(30, 0))), None);
         let verdict = judge.look(0, at(143), seen(turn, computes(42, 0))).expect("a stall");
         assert_eq!((verdict.since, verdict.lasted, verdict.cause), (at(100), ms(43), StallCause::Cpu));
-        // Of a thread that sleeps one look tells the cause, but the end of the stall before is told first.
+        // Of a thread that sleeps one look finds the cause, but the end of the stall before is
+        // reported first.
         let next = |began| seen(State::Turn(at(began)), sleeps(42, StallCause::Lock, "futex"));
         let ended = judge.look(0, at(180), next(150)).expect("the first stall is over");
         assert_eq!((ended.stage, ended.since), (Stage::Ended, at(100)));
@@ -421,15 +424,16 @@ mod tests {
         assert_eq!(several, [false, true]);
     }
 
-    /// What a shard does: turns that last, and waits behind them, in milliseconds.
+    /// The life of a shard: turns that last, and waits after them, in milliseconds.
     fn life() -> impl Strategy<Value = Vec<(u64, u64)>> {
         let turn = prop_oneof![4 => 0..20u64, 1 => 20..40u64, 1 => 40..500u64];
         prop::collection::vec((turn, prop_oneof![Just(0), 1..60u64]), 1..40)
     }
 
     proptest! {
-        /// Each turn that is long enough is told once, in time, with its beginning and its end; and no other one is. Looks are
-        /// `seldom` apart, and `every` behind one that asks what the thread does.
+        /// Each turn that is long enough is reported once, in time, with its beginning and its end;
+        /// and no other one is. Looks lie as far apart as the second of two intervals says, and as
+        /// the first one after a look that asks what the thread does.
         #[test]
         fn long_turns_are_told_and_no_others(
             (first, life, every, seldom) in (1..50u64, life(), 6..13u64, 6..32u64),

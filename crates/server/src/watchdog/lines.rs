@@ -1,4 +1,4 @@
-//! How often the watchdog writes lines.
+//! The rate at which the watchdog writes lines.
 
 use std::time::Duration;
 
@@ -15,7 +15,8 @@ pub(crate) struct Lines {
 impl Lines {
     const PER_MINUTE: u32 = 5;
 
-    /// `Some` if there may be a line: with the number of those that were left out since the last one.
+    /// `Some` if there may be a line: with the number of those that were left out since the last
+    /// one.
     pub(crate) fn allow(&mut self, now: Time) -> Option<u32> {
         let minute = now.as_millis() / 60_000;
         if minute != self.minute {
@@ -30,7 +31,8 @@ impl Lines {
     }
 }
 
-/// From this length on the end of a stall is told, too: an operator may have begun to look for its cause.
+/// From this length on the end of a stall is reported, too: an operator may have begun to look for
+/// its cause.
 pub(super) const END_TOLD_FROM: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

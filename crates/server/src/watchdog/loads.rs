@@ -1,4 +1,5 @@
-//! The watchdog's part: it reads the signals of each shard, steps its stage, and tells the shard, and other threads that ask.
+//! The watchdog's part: it reads the signals of each shard, steps its stage, and tells the shard,
+//! and other threads that ask.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::watch::state::State;
 /// Signals are read this often at most.
 const READ_EVERY: Duration = Duration::from_millis(20);
 
-/// What a shard did is taken over this time.
+/// The time over which the figures of a shard are taken.
 const OVER: Duration = Duration::from_millis(100);
 
 /// A shard at ease that waits is read this often at least, if there is a look.
@@ -29,14 +30,16 @@ const SAMPLES: usize = 16;
 /// A longer gap between two looks: the watchdog rested, or the process was stopped.
 const GAP: Duration = Duration::from_millis(400);
 
-/// How often a queue that overflows is known by a count of the whole namespace is noted, so that it explains no later drop.
+/// The interval at which the namespace's count of overflowing queues is noted, so that an overflow
+/// explains no later drop.
 const OVERFLOWS_EVERY: Duration = Duration::from_secs(1);
 
-/// Packets that a shard's queues lose within a second before newcomers are refused: single ones are repeated a second later, and
-/// are no reason to send others away.
+/// Packets that a shard's queues lose within a second before new connections are refused: single
+/// ones are repeated a second later, and are no reason to send others away.
 const LOST_MANY: u64 = 8;
 
-/// A shard that is busy for this part of the time does not wait. The kernel counts the time of a thread that runs at ticks.
+/// A shard that is busy for this part of the time does not wait. The kernel counts the time of a
+/// thread that runs at ticks.
 const SATURATED: f64 = 0.9;
 
 /// From this part of the time on that others had its CPU a shard is starved.
@@ -67,7 +70,7 @@ struct Followed {
     lines: Lines,
 }
 
-/// What the queues of a shard lost.
+/// The losses of a shard's queues.
 #[derive(Default)]
 struct Losses {
     /// Since the start.
@@ -78,7 +81,8 @@ struct Losses {
 }
 
 impl Losses {
-    /// Takes in the losses until now. True if there were some since the last time, and many within a second.
+    /// Takes in the losses until now. True if there were some since the last time, and many within
+    /// a second.
     fn take(&mut self, now: Time, total: u64) -> bool {
         let more = total.saturating_sub(self.total);
         // A queue that was closed takes its count along.
@@ -104,14 +108,16 @@ struct Sample {
     shedding: (u64, u64),
 }
 
-/// Whether the whole server had no room, and not only a shard, beside which newcomers find another one.
+/// The state of the whole server: whether it had no room, and not a shard alone, beside which new
+/// connections find another one.
 #[derive(Default)]
 struct Whole {
     was_full: bool,
 }
 
 impl Whole {
-    /// Takes in how many of its shards are full, and how full the table is that they share. True once there was no room anywhere.
+    /// Takes in how many of its shards are full, and how full the table is that they share. True
+    /// once there was no room anywhere.
     fn take(&mut self, full: usize, shards: usize, table: f64) -> bool {
         self.was_full |= full > 0 && (full == shards || table >= TABLE_FULL);
         self.was_full
@@ -142,7 +148,8 @@ impl Loads {
         }
     }
 
-    /// Looks at all shards, whose threads' times `times` reads. True if all are calm, and all that they published was read.
+    /// Looks at all shards, whose threads' times `times` reads. True if all are calm, and all that
+    /// they published was read.
     pub(crate) fn look(
         &mut self,
         now: Time,
@@ -192,7 +199,8 @@ impl Loads {
         self.are_calm(control)
     }
 
-    /// True if the next look may be as late as shards that go on let it be: all are calm, and none is about to be anything else.
+    /// True if the next look may be as late as shards that go on let it be: all are calm, and none
+    /// is about to be anything else.
     pub(crate) fn may_wait(&self) -> bool {
         self.shards.iter().all(|followed| followed.is_at_ease())
     }
@@ -258,7 +266,8 @@ impl Followed {
             signals.excuse = Some(Excuse::Drains);
         }
         let has_time = has_time(&signals);
-        // A shard publishes before it sleeps, so that what it did last is read before the watchdog rests.
+        // A shard publishes before it sleeps, so that what it did last is read before the watchdog
+        // rests.
         let publication = remote.snapshot().map_or(0, |snapshot| snapshot.publication());
         if !has_time || publication != self.publication {
             self.publication = publication;
@@ -274,14 +283,14 @@ impl Followed {
         self.stages.load() == Load::Calm && has_time(&self.signals)
     }
 
-    /// True if the shard is to be read at this look. One at ease that waits is left alone at every other late look: a read is some
-    /// system calls, which take as long as the wake-up.
+    /// True if the shard is to be read at this look. One at ease that waits is left alone at every
+    /// other late look: a read is some system calls, which take as long as the wake-up.
     fn is_to_be_read(&self, now: Time, state: State) -> bool {
         !(matches!(state, State::Waits(_)) && self.is_at_ease() && now - self.looked < SELDOM)
     }
 
-    /// True if the thread's times are to be read. A shard that was found in its wait is not saturated: it is enough to know now and
-    /// then how busy it is.
+    /// True if the thread's times are to be read. A shard that was found in its wait is not
+    /// saturated: it is enough to know now and then how busy it is.
     fn needs_times(&self, now: Time, state: State) -> bool {
         let is_known = self.samples.back().is_some_and(|last| now - last.at < OVER);
         !is_known
@@ -290,8 +299,8 @@ impl Followed {
             || self.stages.load() != Load::Calm
     }
 
-    /// Reads what the kernel and the shard tell. True for each of two things that happened since the last time: queues lost many,
-    /// and accepting was paused.
+    /// Reads what the kernel and the shard tell. True for each of two things that happened since
+    /// the last time: queues lost many, and accepting was paused.
     fn read_queues(&mut self, now: Time, shard: usize, control: &ServerControl) -> (bool, bool) {
         let (mut lost, mut queue) = (0, 0.0f64);
         for of in control.queues().read_those_of(shard) {
@@ -320,7 +329,7 @@ impl Followed {
         }
     }
 
-    /// What the shard did over the last 100 ms; `None` if that is not known.
+    /// The activity of the shard over the last 100 ms; `None` if that is not known.
     fn over(&self) -> Option<Did> {
         let (first, last) = (self.samples.front()?, self.samples.back()?);
         let wall = last.at - first.at;
@@ -343,12 +352,12 @@ fn has_time(signals: &Signals) -> bool {
     signals.busy < SATURATED && signals.excuse.is_none()
 }
 
-/// What a shard did over some time.
+/// The activity of a shard over some time.
 struct Did {
     /// The part of it that it was on a CPU, and the part that it waited for one.
     busy: f64,
     starved: f64,
-    /// How long a whole turn was on a CPU, in the mean.
+    /// The mean time for which a whole turn was on a CPU.
     turn: Duration,
     /// The part of the frames for which a service was asked to shed.
     shed: f64,

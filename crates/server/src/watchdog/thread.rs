@@ -34,7 +34,8 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Watches the shards of a server, which run. `None` if it is told not to, or there is no thread for it.
+    /// Watches the shards of a server, which run. `None` if the options turn it off, or there is no
+    /// thread for it.
     pub(crate) fn start(
         stalls: StallOptions,
         overload: Overload,
@@ -78,7 +79,8 @@ struct Looked {
 }
 
 impl Looked {
-    /// What a shard is at that waits inside a runtime: for that, or for a task that blocks the thread.
+    /// The state of a shard that waits inside a runtime: for that, or for a task that blocks the
+    /// thread.
     fn between_turns(&self, last: Time) -> (State, Option<ThreadFacts>) {
         let facts = self.files.facts();
         let is_blocked = |facts: &ThreadFacts| facts.sleeps.as_ref().is_some_and(|sleeps| !sleeps.polls);
@@ -89,7 +91,7 @@ impl Looked {
     }
 }
 
-/// What a look at a shard asks of the next one, in ascending order.
+/// The demand of a look at a shard for the next one, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Pace {
     /// None is needed until the shard leaves its wait.
@@ -172,8 +174,8 @@ impl Looks {
         }
     }
 
-    /// Finds out whether the process was stopped since the last look: the watchdog itself did not wake in time, though no other
-    /// thread had its CPU.
+    /// Finds out whether the process was stopped since the last look: the watchdog itself did not
+    /// wake in time, though no other thread had its CPU.
     fn check_own(&mut self, now: Time, due: Time) {
         let late = now - due;
         if late < self.every {
@@ -277,7 +279,8 @@ impl Looks {
     }
 }
 
-/// What waits in the accept queues of a shard, and what those lost since the start. `None` without such a queue.
+/// The connections that wait in the accept queues of a shard, and the losses of those since the
+/// start. `None` without such a queue.
 fn queues(control: &ServerControl, shard: usize) -> (Option<u32>, Option<u64>) {
     let (mut waiting, mut lost) = (None, None);
     for queue in control.queues().read_those_of(shard) {
