@@ -1,8 +1,9 @@
-//! The access log of requests: one line for each, once nothing of its answer is held any more.
+//! The access log of requests: one line for each, once nothing of its answer is held.
 //!
-//! [`HttpService::access_log`](super::HttpService::access_log), or [`Http::access_log`](super::Http::access_log), writes an event of
-//! `tracing` at level INFO with the target `ringserve::access::http`. `LogOptions::access_file` of `ringserve::log` appends it to the
-//! file of the [access log of connections](crate::access_log), as a line of JSON.
+//! [`HttpService::access_log`](super::HttpService::access_log), or
+//! [`Http::access_log`](super::Http::access_log), writes an event of `tracing` at level INFO with
+//! the target `ringserve::access::http`. `LogOptions::access_file` of `ringserve::log` appends it
+//! to the file of the [access log of connections](crate::access_log), as a line of JSON.
 //!
 //! | field | what it is |
 //! |---|---|
@@ -15,8 +16,8 @@
 //! | `seconds` | from the head of the request to the end of the answer |
 //! | `whole` | false where the answer was cut: the client is gone, a bound was exceeded, the service failed or panicked |
 //!
-//! An answer counts as whole once the connection has all of it; the connection's line tells whether that left. A request that hyper
-//! answers by itself, since it cannot be read, has no line.
+//! An answer counts as whole once the connection has all of it; the connection's line tells whether
+//! that left. A request that hyper answers by itself, since it cannot be read, has no line.
 
 use std::cell::Cell;
 use std::fmt;
@@ -37,7 +38,7 @@ use crate::shard::face::handle::Shard;
 const PATH_BYTES_MAX: usize = 1024;
 const SHORT_PATH: usize = 63;
 
-/// What the lines of a connection have in common.
+/// The fields that the lines of a connection have in common.
 pub(super) struct Site {
     shard: Shard,
     watch: Rc<Watch>,
@@ -78,13 +79,13 @@ struct Line {
     /// Bytes of the answer's body that were made, and that the connection has.
     made: Cell<u64>,
     sent: Cell<u64>,
-    /// How many there are, if that was said.
+    /// The length of the answer's body, if that was given.
     expected: Cell<Option<u64>>,
     /// Nothing more is made.
     is_made: Cell<bool>,
 }
 
-/// What is kept of a path.
+/// The part of a path that is kept.
 struct Path {
     len: u8,
     short: [u8; SHORT_PATH],
@@ -136,7 +137,7 @@ impl Logged {
     }
 }
 
-/// What the service itself says of the length of its answer: hyper asks for no more of the body then.
+/// The length of its answer that the service itself gives: hyper asks for no more of the body then.
 fn said_length(fields: &HeaderMap) -> Option<u64> {
     fields.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }

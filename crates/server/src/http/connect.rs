@@ -11,12 +11,14 @@ use super::socket::{Parts, Socket, Times};
 use super::websocket::WRITE_STALL_TIMEOUT;
 use crate::stream::byte_stream::Stream;
 
-/// Asks the server at the other end of `stream` for WebSocket, and waits for its answer. The stream is one that
-/// [`Shard::connect`](crate::Shard::connect) made, plain or with the transport of a `TlsClient` below it (`wss`).
+/// Asks the server at the other end of `stream` for WebSocket, and waits for its answer. The stream
+/// is one that [`Shard::connect`](crate::Shard::connect) made, plain or with the transport of a
+/// `TlsClient` below it (`wss`).
 ///
-/// The socket is a [`Socket`] as that of a server's handler: messages of whole, pings answered and silent servers pinged, limits by the
-/// [`ClientRequest`]. What it sends is masked. It does not end when the own server drains: its owner closes it, as a handler does
-/// whose client is gone. Messages are not compressed.
+/// The socket is a [`Socket`] as that of a server's handler: messages of whole, pings answered and
+/// silent servers pinged, limits by the [`ClientRequest`]. What it sends is masked. It does not end
+/// when the own server drains: its owner closes it, as a handler does whose client is gone.
+/// Messages are not compressed.
 ///
 /// ```no_run
 /// use ringserve::http::hyper::Response;
@@ -50,9 +52,10 @@ use crate::stream::byte_stream::Stream;
 /// ```
 ///
 /// # Errors
-/// [`Handshake`](ConnectError::Handshake) if the request cannot be written, the server refuses it, or its answer is none of WebSocket: a
-/// `Sec-WebSocket-Accept` that is not that of the key, a protocol or an extension that was not offered. [`Io`](ConnectError::Io) if
-/// the connection ends before that, and `TimedOut` after [`ClientRequest::timeout`].
+/// [`Handshake`](ConnectError::Handshake) if the request cannot be written, the server refuses it,
+/// or its answer is none of WebSocket: a `Sec-WebSocket-Accept` that is not that of the key, a
+/// protocol or an extension that was not offered. [`Io`](ConnectError::Io) if the connection ends
+/// before that, and `TimedOut` after [`ClientRequest::timeout`].
 pub async fn connect(mut stream: Stream, request: &ClientRequest) -> Result<Socket, ConnectError> {
     let shard = stream.shard().clone();
     let (message_bytes_max, timeout, ping) = request.bounds();
@@ -84,7 +87,7 @@ pub async fn connect(mut stream: Stream, request: &ClientRequest) -> Result<Sock
 /// Why [`connect`] gives no socket.
 #[non_exhaustive]
 pub enum ConnectError {
-    /// What the server answered, or what the request lacks.
+    /// The server's refusal, or a fault of the request.
     Handshake(HandshakeError),
     /// The connection ended, or no answer came in time.
     Io(io::Error),

@@ -40,12 +40,14 @@ impl Http {
     /// For the streams of `shard`.
     ///
     /// # Errors
-    /// What [`HttpOptions::check`] finds. A factory that returns it keeps the server from its start.
+    /// A fault that [`HttpOptions::check`] finds. A factory that returns it keeps the server from
+    /// its start.
     pub fn new(shard: &Shard, options: &HttpOptions) -> Result<Http, LimitError> {
         options.check()?;
         let timer = ShardTimer::new(shard);
         let (mut http1, bounds) = (options.http1(timer.clone()), Bounds::new(options));
-        // hyper would read the clock and allocate for each request. `Heads` does so for each time that the peer is waited for.
+        // hyper would read the clock and allocate for each request. `Heads` does so for each time
+        // that the peer is waited for.
         http1.header_read_timeout(None);
         Ok(Http { http1, options: options.clone(), bounds, timer, serving: Serving::default() })
     }
@@ -57,7 +59,8 @@ impl Http {
         Http { serving, ..self }
     }
 
-    /// Whether each request has a line in the access log, as [`HttpService::access_log`](super::HttpService::access_log).
+    /// Whether each request has a line in the access log, as
+    /// [`HttpService::access_log`](super::HttpService::access_log).
     #[must_use]
     pub fn access_log(self, on: bool) -> Http {
         let serving = Serving { logs: on, ..self.serving };
@@ -68,12 +71,13 @@ impl Http {
         Http { serving, ..self }
     }
 
-    /// Serves one connection with `service`, to its end. When the server shuts down it ends after what was asked until
-    /// then.
+    /// Serves one connection with `service`, to its end. When the server shuts down it ends after
+    /// what was asked until then.
     ///
     /// # Errors
-    /// What hyper found wrong, with the peer's requests or with the service, and which bound of [`HttpOptions`] a connection
-    /// went beyond. Not that the peer vanished or was silent for too long.
+    /// A fault that hyper found, of the peer's requests or of the service, or the bound of
+    /// [`HttpOptions`] that the connection exceeded. A peer that vanished or was silent for too
+    /// long is none.
     pub async fn serve<S, B>(&self, stream: Stream, service: S) -> Result<(), HttpError>
     where
         S: Service<Request<Incoming>, Response = Response<B>>,
@@ -165,7 +169,8 @@ struct Heads {
 }
 
 impl WatchedConnection<'_> {
-    /// Waits for the end of the connection, which it is told to come to at its moment once the server shuts down.
+    /// Waits for the end of the connection, to which it is ordered at its moment once the server
+    /// shuts down.
     async fn run<C: Future<Output = hyper::Result<()>>>(
         &self,
         mut connection: Pin<&mut C>,
@@ -220,8 +225,9 @@ impl WatchedConnection<'_> {
         .await
     }
 
-    /// True if the head of a request of HTTP/1.1 did not come in time. No request sets a sleep: one that goes off early
-    /// is set again. A service may answer first and read then: what comes of that body at its rate is waited for too.
+    /// True if the head of a request of HTTP/1.1 did not come in time. No request sets a sleep: one
+    /// that goes off early is set again. A service may answer first and read then: what comes of
+    /// that body at its rate is waited for too.
     fn is_silent(&self, heads: &mut Heads, task: &mut Context<'_>) -> bool {
         let Some(time) = self.head_time else { return false };
         let time_read = self.watch.take_time();
@@ -312,14 +318,15 @@ impl HttpError {
         }
     }
 
-    /// False if it only says that the peer is gone, from which `nothing_comes` any more, or was silent for too long.
+    /// False if it only says that the peer is gone, from which `nothing_comes`, or was silent for
+    /// too long.
     fn is_failure(&self, nothing_comes: bool) -> bool {
         match &self.cause {
             // Then the peer is gone or silent.
             Cause::FirstBytes(_) | Cause::Silent => false,
             Cause::NotHttp2 => true,
             Cause::Excess(excess) => *excess != Excess::Idle,
-            // What came was wrong, even if nothing comes any more.
+            // The peer sent something wrong, even if nothing comes from it now.
             Cause::Hyper(error) if error.is_parse() => true,
             // The service's own error, unless that is of the body it read.
             Cause::Hyper(error) if error.is_user() => !(nothing_comes && is_caused_by_connection(error)),

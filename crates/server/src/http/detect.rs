@@ -1,4 +1,4 @@
-//! What a peer speaks.
+//! Detection of the protocol that a peer speaks.
 
 use std::future::poll_fn;
 use std::io;
@@ -16,10 +16,10 @@ use super::runtime::PUT_OFF;
 use super::watch::Watch;
 use crate::stream::byte_stream::Stream;
 
-/// How each connection of HTTP/2 begins. No request of HTTP/1.1 does.
+/// The beginning of each connection of HTTP/2. No request of HTTP/1.1 begins so.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// What the first bytes of a connection are.
+/// The protocol that the first bytes of a connection show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Detected {
     /// The preface of HTTP/2.
@@ -34,11 +34,13 @@ pub(super) enum Detected {
 pub(super) struct Replayed {
     stream: Stream,
     watch: Rc<Watch>,
-    /// What was read and not given out again. What is read without being clear is the beginning of the preface.
+    /// Bytes that were read and not given out again. Those that are read before it is clear are the
+    /// beginning of the preface.
     replay: &'static [u8],
 }
 
-/// Reads until it is clear what the peer speaks: mostly not at all, since what arrived first shows it.
+/// Reads until it is clear what the peer speaks: usually not at all, since what arrived first shows
+/// it.
 ///
 /// # Errors
 /// `TimedOut` if it does not become clear within `time`, those of reading else.
@@ -82,8 +84,8 @@ pub(super) async fn detect(stream: &mut Replayed, time: Option<Duration>) -> io:
     }
 }
 
-/// Looks at the bytes behind the first `seen` ones, which were those of the preface. `None`, and they are seen, if it is
-/// not clear yet.
+/// Looks at the bytes behind the first `seen` ones, which were those of the preface. `None`, and
+/// they are seen, if it is not clear yet.
 fn classify(seen: &mut usize, bytes: &[u8]) -> Option<Detected> {
     let rest = &PREFACE[*seen..];
     if bytes.is_empty() {

@@ -5,15 +5,15 @@ use std::net::Ipv6Addr;
 use hyper::header::HOST;
 use hyper::{Request, Version};
 
-/// True if a request has the host that its version asks for: one of HTTP/1.1 a single one, one of HTTP/1.0 at most one. Of HTTP/2
-/// hyper looks at the authority.
+/// True if a request has the host that its version asks for: one of HTTP/1.1 a single one, one of
+/// HTTP/1.0 at most one. Of HTTP/2 hyper looks at the authority.
 #[inline]
 pub(super) fn has_valid_host<B>(request: &Request<B>) -> bool {
     if request.version() == Version::HTTP_2 {
         return true;
     }
     let fields = request.headers();
-    // Where each field stands once, as mostly, this one does.
+    // Where each field stands once, as is usual, this one does.
     let is_single = || fields.len() == fields.keys_len() || fields.get_all(HOST).iter().count() == 1;
     match fields.get(HOST) {
         None => request.version() < Version::HTTP_11,
@@ -43,7 +43,8 @@ fn is_host(host: &[u8]) -> bool {
     }
 }
 
-/// Bytes of the name at the front, which ends before what may stand in none. `None` where a `%` begins no byte in hex.
+/// Bytes of the name at the front, which ends before what may stand in none. `None` where a `%`
+/// begins no byte in hex.
 fn name_bytes(host: &[u8]) -> Option<usize> {
     let mut at = 0;
     while let Some(byte) = host.get(at) {
@@ -62,7 +63,7 @@ fn name_bytes(host: &[u8]) -> Option<usize> {
     Some(at)
 }
 
-/// What stands between brackets: an address of IPv6, or one of a version to come.
+/// The text between brackets: an address of IPv6, or one of a later version.
 fn is_literal(literal: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(literal) else { return false };
     let Some(of_a_version) = text.strip_prefix(['v', 'V']) else { return text.parse::<Ipv6Addr>().is_ok() };

@@ -1,13 +1,14 @@
-//! How a connection ends while its server drains.
+//! The end of a connection while its server drains.
 //!
 //! ```text
-//!   Serves ── told ──▶ Kept ── its moment, nothing under way ──▶ Told ── hyper ends it, or it owes nothing ──▶ over
+//!   Serves ── order ─▶ Kept ── its moment, nothing under way ──▶ Told ── hyper ends it, or it owes nothing ──▶ over
 //!                      answers say `connection: close`           GOAWAY twice with HTTP/2
 //! ```
 //!
-//! It is told once what had arrived before the order was taken in, and has its moment within
-//! [`drain_spread`](crate::limits::ServerLimits::drain_spread) as others have. With HTTP/1.1 that is half a second after it was told
-//! at the earliest: a client that was about to ask hears so with its answer, and one that knows of nothing may be asking.
+//! It is ordered to leave once all bytes that had arrived before the order were taken in, and has
+//! its moment within [`drain_spread`](crate::limits::ServerLimits::drain_spread) as others have.
+//! With HTTP/1.1 that is half a second after the order at the earliest: a client that was about to
+//! ask learns it from its answer, and one that knows of nothing may be asking.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -20,11 +21,12 @@ use crate::shard::tasks::draining::Draining;
 use crate::shard::wakes::timers::Sleep;
 use crate::stream::hyper_io::Fate;
 
-/// Time between two looks at a connection that is to end, and has something under way; and that a client of HTTP/1.1 has whose last
-/// answer did not say that it is the last one.
+/// Time between two looks at a connection that is to end, and has something under way; and that a
+/// client of HTTP/1.1 has whose last answer did not say that it is the last one.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Time after GOAWAY in which a client that has no stream answers the PING behind it, or ends the connection.
+/// Time after GOAWAY in which a client that has no stream answers the PING behind it, or ends the
+/// connection.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Waits until the server drains, and then for a moment within its spread.
@@ -56,7 +58,7 @@ impl Leave {
     }
 }
 
-/// What a connection does next.
+/// The next step of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// It tells its peer, and takes no new request.
@@ -84,7 +86,8 @@ impl Leaving {
         Leaving { drain, stage: Stage::Serves, sleep: None }
     }
 
-    /// What is to be done, of a connection that has read what is there. Without a sleep the task is woken by the drain alone.
+    /// The next step of a connection that has read all bytes that are there. Without a sleep the
+    /// task is woken by the drain alone.
     pub(super) fn poll(
         &mut self,
         task: &mut Context<'_>,

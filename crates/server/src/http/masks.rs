@@ -4,8 +4,8 @@ use std::hash::{BuildHasher, RandomState};
 
 use crate::shard::face::handle::Shard;
 
-/// Where the masks come from. No server can foresee them, as RFC 6455, 10.3 wants it: each is the hash of a number by a key of
-/// the system's. In a simulation the seed decides them.
+/// The source of the masks. No server can foresee them, as RFC 6455, 10.3 wants it: each is the
+/// hash of a number by a key of the system's. In a simulation the seed decides them.
 pub(super) struct Masks {
     keys: Option<RandomState>,
     shard: Shard,

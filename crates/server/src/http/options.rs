@@ -1,4 +1,4 @@
-//! What bounds HTTP.
+//! Bounds of HTTP.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::runtime::{ShardExecutor, ShardTimer};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HttpVersions {
-    /// Both, told by the first bytes of a connection.
+    /// Both, distinguished by the first bytes of a connection.
     #[default]
     Both,
     /// HTTP/1.1 alone (and 1.0).
@@ -23,16 +23,20 @@ pub enum HttpVersions {
 
 /// Bounds of HTTP, beside the [`Limits`](crate::Limits) of the connections below.
 ///
-/// What hyper holds for a connection counts in [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max): of responses the bytes
-/// that it has not passed on, of what the peer sent at most what was read since the oldest request began that may have an unread
-/// body, and no more than [`buffer_bytes_max`](HttpOptions::buffer_bytes_max), or with HTTP/2
-/// [`connection_window_bytes`](HttpOptions::connection_window_bytes) and [`header_bytes_max`](HttpOptions::header_bytes_max). So
-/// a connection whose body streams for long, as in calls of gRPC that stream, counts with all of that, whether the service
-/// reads or not.
+/// Bytes that hyper holds for a connection count in
+/// [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max): of responses the
+/// bytes that it has not passed on, of the peer's bytes at most those read since the oldest request
+/// began that may have an unread body, and no more than
+/// [`buffer_bytes_max`](HttpOptions::buffer_bytes_max), or with HTTP/2
+/// [`connection_window_bytes`](HttpOptions::connection_window_bytes) and
+/// [`header_bytes_max`](HttpOptions::header_bytes_max). So a connection whose body streams for
+/// long, as in calls of gRPC that stream, counts with all of that, whether the service reads or
+/// not.
 ///
-/// A client of HTTP/1.1 may half-close its connection after its requests (`nc -N`): each request that arrived whole is still
-/// answered, to the last byte. A FIN alone therefore cancels no service; a reset does, at once. A client that never reads
-/// its answer is closed by [`Limits::write_stall_timeout`](crate::Limits::write_stall_timeout).
+/// A client of HTTP/1.1 may half-close its connection after its requests (`nc -N`): each request
+/// that arrived whole is still answered, to the last byte. A FIN alone therefore cancels no
+/// service; a reset does, at once. A client that never reads its answer is closed by
+/// [`Limits::write_stall_timeout`](crate::Limits::write_stall_timeout).
 ///
 /// ```
 /// use ringserve::http::HttpOptions;
@@ -44,89 +48,100 @@ pub enum HttpVersions {
 pub struct HttpOptions {
     /// Which protocols are spoken. Default both.
     pub versions: HttpVersions,
-    /// Time for the head of a request of HTTP/1.1, from the first moment the server waits for it: so a connection that is
-    /// kept alive and asks for nothing ends after this time too. With HTTP/2, and until it is clear which one it is, the
-    /// time for the first 24 bytes. What a service of HTTP/1.1 reads of a body behind its answer may come meanwhile, at
-    /// [`body_bytes_per_second_min`](HttpOptions::body_bytes_per_second_min) over this time. Off with `None`: then [`Limits::first_frame_timeout`](crate::Limits::first_frame_timeout) and
-    /// [`Limits::idle_timeout`](crate::Limits::idle_timeout) are all there is. Default 30 s, as hyper has it.
+    /// Time for the head of a request of HTTP/1.1, from the first moment the server waits for it:
+    /// so a connection that is kept alive and asks for nothing ends after this time too. With
+    /// HTTP/2, and until it is clear which one it is, the time for the first 24 bytes. What a
+    /// service of HTTP/1.1 reads of a body behind its answer may come meanwhile, at
+    /// [`body_bytes_per_second_min`](HttpOptions::body_bytes_per_second_min) over this time. Off
+    /// with `None`: then [`Limits::first_frame_timeout`](crate::Limits::first_frame_timeout) and
+    /// [`Limits::idle_timeout`](crate::Limits::idle_timeout) are all there is. Default 30 s, as
+    /// hyper has it.
     pub header_timeout: Option<Duration>,
-    /// Bytes of the head of a request, at most [`buffer_bytes_max`](HttpOptions::buffer_bytes_max). More is answered with
-    /// 431, and an endless row of CONTINUATION frames closes the connection. Default 16 KiB, what hyper takes with HTTP/2: a
-    /// browser with many cookies stays below it.
+    /// Bytes of the head of a request, at most [`buffer_bytes_max`](HttpOptions::buffer_bytes_max).
+    /// More is answered with 431, and an endless row of CONTINUATION frames closes the connection.
+    /// Default 16 KiB, what hyper takes with HTTP/2: a browser with many cookies stays below it.
     pub header_bytes_max: u32,
-    /// Header fields of a request of HTTP/1.1. More are answered with 431. Default 100; any other number costs an
-    /// allocation for each request.
+    /// Header fields of a request of HTTP/1.1. More are answered with 431. Default 100; any other
+    /// number costs an allocation for each request.
     pub headers_max: usize,
     /// Whether a connection of HTTP/1.1 takes another request after the first. Default true.
     pub keep_alive: bool,
-    /// Bytes that a connection of HTTP/1.1 buffers in each direction, 8 KiB or more. Default 64 KiB: a peer that sends or
-    /// makes the server send without end can make it hold twice as much, beside the outbox.
+    /// Bytes that a connection of HTTP/1.1 buffers in each direction, 8 KiB or more. Default 64
+    /// KiB: a peer that sends or makes the server send without end can make it hold twice as much,
+    /// beside the outbox.
     pub buffer_bytes_max: usize,
     /// Requests of one connection of HTTP/2 at once. Default 200, as hyper has it.
     pub streams_max: u32,
-    /// Bytes a peer may send on one stream of HTTP/2 before the service reads. Default 1 MiB, as hyper has it: less bounds
-    /// the speed of uploads over long ways.
+    /// Bytes a peer may send on one stream of HTTP/2 before the service reads. Default 1 MiB, as
+    /// hyper has it: less bounds the speed of uploads over long ways.
     pub stream_window_bytes: u32,
-    /// The same for all streams of a connection together: what it can make the server hold of bodies. Default 1 MiB.
+    /// The same for all streams of a connection together: what it can make the server hold of
+    /// bodies. Default 1 MiB.
     pub connection_window_bytes: u32,
-    /// Bytes of one stream of HTTP/2 that are kept for sending before its service is held back. Default 400 KiB, as hyper has
-    /// it.
+    /// Bytes of one stream of HTTP/2 that are kept for sending before its service is held back.
+    /// Default 400 KiB, as hyper has it.
     pub send_bytes_max: usize,
-    /// The same for all streams of a connection of HTTP/2 together, 1 byte to 1 GiB: beyond it, only streams of which nothing
-    /// is kept make their next piece. This and one piece for each of [`streams_max`](HttpOptions::streams_max) streams is what
-    /// a peer that reads nothing can make the server hold, beside the outbox, until
-    /// [`rate_window`](HttpOptions::rate_window) is over. A service that gives a body as one piece is not held back within
-    /// it. Default 4 MiB: ten streams at full speed.
+    /// The same for all streams of a connection of HTTP/2 together, 1 byte to 1 GiB: beyond it,
+    /// only streams of which nothing is kept make their next piece. This and one piece for each of
+    /// [`streams_max`](HttpOptions::streams_max) streams is what a peer that reads nothing can make
+    /// the server hold, beside the outbox, until [`rate_window`](HttpOptions::rate_window) is over.
+    /// A service that gives a body as one piece is not held back within it. Default 4 MiB: ten
+    /// streams at full speed.
     pub connection_send_bytes_max: usize,
     /// Time after which a silent peer of HTTP/2 is asked for a sign of life. Default off.
     pub ping_interval: Option<Duration>,
     /// Time it has for that; then the connection is closed. Default 20 s.
     pub ping_timeout: Duration,
-    /// Bytes a second that a peer has to send of a request's body while the service waits for it, and to take of a response
-    /// while it has to be sent, up to 1 GiB; 0 is no bound. A body that comes too slowly is answered with 408, or its
-    /// connection reset where the response began. A response that goes too slowly ends with its connection, or with its
-    /// stream where the peer keeps that stream's window closed. Request bodies are measured one by one with HTTP/1.1.
-    /// With HTTP/2 they are measured together, and [`response_timeout`](HttpOptions::response_timeout) ends those that do not come: hyper gives the
-    /// service its own [`Incoming`](hyper::body::Incoming), which has no stream number, so it cannot be seen which body the
-    /// service waits for and whose bytes arrive. Default 240, as
+    /// Bytes a second that a peer has to send of a request's body while the service waits for it,
+    /// and to take of a response while it has to be sent, up to 1 GiB; 0 is no bound. A body that
+    /// comes too slowly is answered with 408, or its connection reset where the response began. A
+    /// response that goes too slowly ends with its connection, or with its stream where the peer
+    /// keeps that stream's window closed. Request bodies are measured one by one with HTTP/1.1.
+    /// With HTTP/2 they are measured together, and
+    /// [`response_timeout`](HttpOptions::response_timeout) ends those that do not come: hyper gives
+    /// the service its own [`Incoming`](hyper::body::Incoming), which has no stream number, so it
+    /// cannot be seen which body the service waits for and whose bytes arrive. Default 240, as
     /// [`Limits::read_bytes_per_second_min`](crate::Limits::read_bytes_per_second_min).
     pub body_bytes_per_second_min: usize,
-    /// Time over which that is measured, 10 ms to an hour; it ends a peer up to two fifths of it late. Default 30 s: a reader
-    /// that pauses for less loses nothing.
+    /// Time over which that is measured, 10 ms to an hour; it ends a peer up to two fifths of it
+    /// late. Default 30 s: a reader that pauses for less loses nothing.
     pub rate_window: Duration,
     /// Time for the service to begin its response, 10 ms to a year; up to two fifths of
-    /// [`rate_window`](HttpOptions::rate_window) longer and never shorter. Time in which the connection brings
-    /// [`body_bytes_per_second_min`](HttpOptions::body_bytes_per_second_min) for each of its requests that has a body and no
-    /// response does not count for them. Then the service's future is
-    /// dropped and the peer answered with 503. It bounds clients of HTTP/1.1 that vanish with a FIN, and bodies of HTTP/2 that
-    /// stop. More, or `None`, suits long polling and calls of gRPC whose response begins late. Default 60 s, as proxies give
-    /// their upstreams.
+    /// [`rate_window`](HttpOptions::rate_window) longer and never shorter. Time in which the
+    /// connection brings [`body_bytes_per_second_min`](HttpOptions::body_bytes_per_second_min) for
+    /// each of its requests that has a body and no response does not count for them. Then the
+    /// service's future is dropped and the peer answered with 503. It bounds clients of HTTP/1.1
+    /// that vanish with a FIN, and bodies of HTTP/2 that stop. More, or `None`, suits long polling
+    /// and calls of gRPC whose response begins late. Default 60 s, as proxies give their upstreams.
     pub response_timeout: Option<Duration>,
-    /// Time from the head of a request to the last byte of its response, 10 ms to a year, with the same precision. Then the
-    /// peer is answered with 503, or where the response began its stream of HTTP/2 or connection of HTTP/1.1 is reset. Default
-    /// off, since downloads and streams take as long as they take.
+    /// Time from the head of a request to the last byte of its response, 10 ms to a year, with the
+    /// same precision. Then the peer is answered with 503, or where the response began its stream
+    /// of HTTP/2 or connection of HTTP/1.1 is reset. Default off, since downloads and streams take
+    /// as long as they take.
     pub request_timeout: Option<Duration>,
-    /// Time without a request after which a connection of HTTP/2 is told to end by GOAWAY, 10 ms to a year, whatever PING,
-    /// SETTINGS or WINDOW_UPDATE it sends; one that stays is reset a [`rate_window`](HttpOptions::rate_window) later. With
-    /// HTTP/1.1 [`header_timeout`](HttpOptions::header_timeout) is this limit. Default 10 min, as
+    /// Time without a request after which GOAWAY asks a connection of HTTP/2 to end, 10 ms to a
+    /// year, whatever PING, SETTINGS or WINDOW_UPDATE it sends; one that stays is reset a
+    /// [`rate_window`](HttpOptions::rate_window) later. With HTTP/1.1
+    /// [`header_timeout`](HttpOptions::header_timeout) is this limit. Default 10 min, as
     /// [`Limits::idle_timeout`](crate::Limits::idle_timeout).
     pub http2_idle_timeout: Option<Duration>,
-    /// Streams of HTTP/2 that a peer opened and reset before the server looked at them. More close the connection: so rapid
-    /// resets cost the server nothing. Default 20, as hyper has it.
+    /// Streams of HTTP/2 that a peer opened and reset before the server looked at them. More close
+    /// the connection: so rapid resets cost the server nothing. Default 20, as hyper has it.
     pub pending_resets_max: usize,
-    /// Streams of a connection of HTTP/2 that the server reset because of the peer's errors. More close the connection.
-    /// Default 1024, as hyper has it.
+    /// Streams of a connection of HTTP/2 that the server reset because of the peer's errors. More
+    /// close the connection. Default 1024, as hyper has it.
     pub error_resets_max: usize,
-    /// Whether a client of HTTP/2 may open a WebSocket on a stream (RFC 8441), with an extended CONNECT that the service is asked:
-    /// one that takes CONNECT answers it as any other, and must not say 200 to it. Without it browsers open a connection of
-    /// HTTP/1.1 for it. Default true with the feature `websocket`.
+    /// Whether a client of HTTP/2 may open a WebSocket on a stream (RFC 8441), with an extended
+    /// CONNECT that the service is asked: one that takes CONNECT answers it as any other, and must
+    /// not say 200 to it. Without it browsers open a connection of HTTP/1.1 for it. Default true
+    /// with the feature `websocket`.
     pub websocket_streams: bool,
-    /// Whether responses have a `date` header. Default true. In a simulation they have none: hyper takes it from the system's
-    /// clock, which no seed decides.
+    /// Whether responses have a `date` header. Default true. In a simulation they have none: hyper
+    /// takes it from the system's clock, which no seed decides.
     pub date: bool,
 }
 
-/// What hyper has on its stack.
+/// The number of headers for which hyper has room on its stack.
 const HEADERS_MAX: usize = 100;
 
 impl Default for HttpOptions {
@@ -221,7 +236,8 @@ impl HttpOptions {
         let mut builder = http1::Builder::new();
         builder
             .timer(timer)
-            // Else a FIN behind the request cancels its answer. hyper also reads ahead for that FIN then.
+            // Else a FIN behind the request cancels its answer. hyper also reads ahead for that FIN
+            // then.
             .half_close(true)
             .header_read_timeout(self.header_timeout)
             .max_header_size(self.header_bytes_max as usize)

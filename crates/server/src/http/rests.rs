@@ -1,7 +1,8 @@
 //! Rests of uploads that were answered before they were through.
 //!
-//! hyper resets a stream of HTTP/2 as soon as its answer is whole, wherever the body of its request is; and what then comes of that
-//! body counts as the peer's errors, until the connection ends for them. So both directions are read here as frames:
+//! hyper resets a stream of HTTP/2 as soon as its answer is whole, wherever the body of its request
+//! is; and what then comes of that body counts as the peer's errors, until the connection ends for
+//! them. So both directions are read here as frames:
 //!
 //! ```text
 //!   hyper ── RST_STREAM(NO_ERROR) ──▶ kept back, until the body ends (it never leaves then), 64 KiB came of it, or half a second
@@ -10,10 +11,12 @@
 //!         ── HEADERS, its trailers ──▶ passed on, as hyper decodes what later ones refer to
 //! ```
 //!
-//! What is on its way once the reset leaves is dropped for another second, as with other resets that are the server's wish.
+//! Frames that are on their way once the reset leaves are dropped for another second, as with other
+//! resets that are the server's wish.
 //!
-//! hyper knows a stream for a second after it reset it, and 50 of them at once: on one that it knows it ignores HEADERS, and on one
-//! that it forgot they end the connection. So those of a stream that it forgot are passed on as those of one that it knows.
+//! hyper knows a stream for a second after it reset it, and 50 of them at once: on one that it
+//! knows it ignores HEADERS, and on one that it forgot they end the connection. So those of a
+//! stream that it forgot are passed on as those of one that it knows.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -22,27 +25,29 @@ use std::time::Duration;
 use hyper::rt::ReadBufCursor;
 use ringserve_core::Time;
 
-/// Bytes of a rest that are dropped before its stream is reset, and the time: a form or a small file is through by then, and its
-/// sender sees the answer instead of a reset. Half of [`KNOWN_TIME`], so that hyper knows the stream while its trailers may be on their
-/// way.
+/// Bytes of a rest that are dropped before its stream is reset, and the time: a form or a small
+/// file is through by then, and its sender sees the answer instead of a reset. Half of
+/// [`KNOWN_TIME`], so that hyper knows the stream while its trailers may be on their way.
 const BYTES_MAX: u32 = 64 << 10;
 const TIME_MAX: Duration = Duration::from_millis(500);
 
 /// Time in which bytes are on their way that left before a reset came.
 const TOLD_TIME: Duration = Duration::from_secs(1);
 
-/// Rests of a connection at once. Arbitrary: hyper counts them no longer among the streams that it may have.
+/// Rests of a connection at once. Arbitrary: hyper counts them no longer among the streams that it
+/// may have.
 const RESTS_MAX: usize = 256;
 
-/// How long hyper knows a stream that it reset, and how many. They are 50, and some resets are seen here later than hyper counts them.
+/// The time for which hyper knows a stream that it reset, and their number. They are 50, and some
+/// resets are seen here later than hyper counts them.
 const KNOWN_TIME: Duration = Duration::from_secs(1);
 const KNOWN_MAX: usize = 40;
 
-/// Bytes that are given back to the window of the connection at once, so that small frames cost few updates. The window is 64 KiB
-/// at least.
+/// Bytes that are given back to the window of the connection at once, so that small frames cost few
+/// updates. The window is 64 KiB at least.
 const GIVEN_BACK: u32 = 16 << 10;
 
-/// What a client says before its first frame.
+/// The length of a client's preface, which precedes its first frame.
 const PREFACE_BYTES: u32 = 24;
 
 const HEADER_BYTES: usize = 9;
@@ -57,7 +62,8 @@ const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-/// Reasons for which a server ends a stream that has done nothing wrong: what is on its way then is no error either.
+/// Reasons for which a server ends a stream that has done nothing wrong: what is on its way then is
+/// no error either.
 const NO_ERROR: u32 = 0;
 const INTERNAL_ERROR: u32 = 2;
 const REFUSED_STREAM: u32 = 7;
@@ -124,7 +130,7 @@ struct Rest {
     since: Time,
 }
 
-/// What comes next of what hyper writes.
+/// The next step for the bytes that hyper writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Out {
     /// The front, of this length, which leaves.
@@ -138,7 +144,8 @@ pub(super) enum Out {
 pub(super) struct Rests {
     out: Place,
     came: Place,
-    /// Bytes of the header at hand that were passed on before it was whole, and those at its end that were not since.
+    /// Bytes of the header at hand that were passed on before it was whole, and those at its end
+    /// that were not since.
     given: usize,
     held: usize,
     /// Bytes of a frame that are to be dropped.
@@ -177,7 +184,7 @@ impl Rests {
         }
     }
 
-    /// What is to be done with the front of what hyper writes.
+    /// The next step for the front of the bytes that hyper writes.
     pub(super) fn next_out(&mut self, pieces: &[IoSlice<'_>], now: impl Fn() -> Time) -> Out {
         let (mut place, mut at) = (self.out, 0);
         for piece in pieces {
@@ -269,8 +276,8 @@ impl Rests {
         }
     }
 
-    /// Passes on what was held back until it was known whether its frame is dropped. To be asked before each reading: it may be the
-    /// last that comes.
+    /// Passes on what was held back until it was known whether its frame is dropped. To be asked
+    /// before each reading: it may be the last that comes.
     pub(super) fn give_held(&mut self, buf: &mut ReadBufCursor<'_>) {
         let count = self.held.min(buf.remaining());
         let from = HEADER_BYTES - self.held;
@@ -370,7 +377,7 @@ impl Rests {
         true
     }
 
-    /// Has the reset of a stream leave.
+    /// Lets the reset of a stream leave.
     fn tell(&mut self, at: usize, now: Time) {
         let Some(rest) = self.kept.remove(at) else { return };
         self.say(RST_STREAM, rest.stream, NO_ERROR);

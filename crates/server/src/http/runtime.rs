@@ -1,18 +1,20 @@
-//! How hyper spawns and sleeps.
+//! Tasks and sleeps for hyper.
 //!
-//! hyper wants timers that are `Send`, and a shard's are not. So these are a separate wheel behind a lock, which only
-//! the shard's thread takes as long as no code carries a sleep away, and a task of the shard sleeps for all of them:
+//! hyper wants timers that are `Send`, and a shard's are not. So these are a separate wheel behind
+//! a lock, which only the shard's thread takes as long as no code carries a sleep away, and a task
+//! of the shard sleeps for all of them:
 //!
 //! ```text
 //!   sleep, polled ──▶ sets its timer in the wheel ──▶ wakes the task, if it goes off earlier than that knew
 //!   task ──▶ sleeps until the first timer ──▶ wakes whose timers went off ──▶ sleeps until the next one
 //! ```
 //!
-//! After a time in which the shard was away the task waits until it has looked at what came meanwhile: else hyper would take peers
-//! for silent whose bytes are there.
+//! After a time in which the shard was away the task waits until it has looked at what came
+//! meanwhile: else hyper would take peers for silent whose bytes are there.
 //!
-//! hyper makes a sleep for each request of HTTP/1.1 and drops it when the head is there. With the same time for all, the
-//! task's next look is then never too late, and it is woken about once in that time, not for each request.
+//! hyper makes a sleep for each request of HTTP/1.1 and drops it when the head is there. With the
+//! same time for all, the task's next look is then never too late, and it is woken about once in
+//! that time, not for each request.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -29,10 +31,12 @@ use ringserve_core::Time;
 use crate::shard::face::handle::Shard;
 use crate::shard::wakes::timers::Alarms;
 
-/// Looks at the timers in a row: a second one where a timer's time came while those of others went off.
+/// Looks at the timers in a row: a second one where a timer's time came while those of others went
+/// off.
 const LOOKS: usize = 2;
 
-/// Time for which timers are put off while the shard has not looked at what came. Arbitrary: a turn or two.
+/// Time for which timers are put off while the shard has not looked at what came. Arbitrary: a turn
+/// or two.
 pub(super) const PUT_OFF: Duration = Duration::from_millis(10);
 
 /// Runs hyper's futures on a shard. They need not be `Send`, and end with the shard.
@@ -54,8 +58,8 @@ impl<F: Future<Output = ()> + 'static> Executor<F> for ShardExecutor {
     }
 }
 
-/// Timers of a shard for hyper. A timer goes off up to about a millisecond late and never early. Clones are handles on the
-/// same ones.
+/// Timers of a shard for hyper. A timer goes off up to about a millisecond late and never early.
+/// Clones are handles on the same ones.
 #[derive(Clone)]
 pub struct ShardTimer {
     inner: Arc<Inner>,
@@ -68,7 +72,7 @@ struct Inner {
 
 struct State {
     alarms: Alarms,
-    /// When the task looks again; `None` if it waits to be told of a timer.
+    /// The time of the task's next look; `None` if it waits for a timer to be set.
     looks_at: Option<Time>,
     task: Option<Waker>,
 }
@@ -129,7 +133,8 @@ async fn look_after(inner: Arc<Inner>, shard: Shard) {
                 return Poll::<()>::Pending;
             }
         }
-        // A time that is over already is rare; the shard has its turn between two looks, whatever the clock does.
+        // A time that is over already is rare; the shard has its turn between two looks, whatever
+        // the clock does.
         for _ in 0..LOOKS {
             let now = inner.now();
             let mut state = inner.state();

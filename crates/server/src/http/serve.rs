@@ -19,8 +19,9 @@ use crate::shard::face::service::{IntoService, Made, NoService};
 use crate::stream::byte_stream::Stream;
 use crate::stream::service::{HandleStream, Streams, adjust};
 
-/// Serves HTTP/1.1 and HTTP/2 with a service of hyper's: what a factory returns. [The module](mod@crate::http) says what is
-/// bounded. A function or closure becomes such a service by hyper's `service_fn`.
+/// Serves HTTP/1.1 and HTTP/2 with a service of hyper's: what a factory returns. [The
+/// module](mod@crate::http) says what is bounded. A function or closure becomes such a service by
+/// hyper's `service_fn`.
 ///
 /// ```no_run
 /// use std::convert::Infallible;
@@ -51,7 +52,7 @@ where
     HttpService { service, options: HttpOptions::default(), serving: Serving::default() }
 }
 
-/// What [`http`] makes of a service of hyper's.
+/// The service that [`http`] makes of one of hyper's.
 pub struct HttpService<S> {
     service: S,
     options: HttpOptions,
@@ -59,19 +60,22 @@ pub struct HttpService<S> {
 }
 
 impl<S> HttpService<S> {
-    /// Bounds. The server does not start with those that [`HttpOptions::check`] refuses: [`Error::Limits`](crate::Error::Limits).
+    /// Bounds. The server does not start with those that [`HttpOptions::check`] refuses:
+    /// [`Error::Limits`](crate::Error::Limits).
     #[must_use]
     pub fn options(self, options: HttpOptions) -> HttpService<S> {
         HttpService { options, ..self }
     }
 
-    /// Says which requests may be shed: while the shard is asked for more than it can do, those of a share of all requests for
-    /// which `may_shed` is true are answered with 503 and `retry-after`, without the service, and their connections stay. The
-    /// share follows how long the shard's turns are, as with [`Service::shed`](crate::Service::shed). Without this call no
-    /// request is shed. Each one is counted in [`ConnStats::frames_shed`](crate::stats::ConnStats::frames_shed).
+    /// Says which requests may be shed: while the shard is asked for more than it can do, those of
+    /// a share of all requests for which `may_shed` is true are answered with 503 and
+    /// `retry-after`, without the service, and their connections stay. The share follows how long
+    /// the shard's turns are, as with [`Service::shed`](crate::Service::shed). Without this call no
+    /// request is shed. Each one is counted in
+    /// [`ConnStats::frames_shed`](crate::stats::ConnStats::frames_shed).
     ///
-    /// As with any answer to a request of HTTP/1.1 whose body is not read, what has not come of that body by then costs the
-    /// connection.
+    /// As with any answer to a request of HTTP/1.1 whose body is not read, what has not come of
+    /// that body by then costs the connection.
     ///
     /// ```no_run
     /// # use std::convert::Infallible;
@@ -93,13 +97,15 @@ impl<S> HttpService<S> {
         HttpService { serving, ..self }
     }
 
-    /// Whether each request has a line in the access log, once its answer is through or cut: an event of `tracing` at level INFO with
-    /// the target `ringserve::access::http` and the fields `shard`, `id`, `peer`, `via`, `version`, `method`, `path` (without the query),
-    /// `status`, `bytes` (of the answer's body), `seconds` and `whole`. Default false. [The access log](crate::access_log) of
-    /// connections has one line for each of these, whatever this says.
+    /// Whether each request has a line in the access log, once its answer is through or cut: an
+    /// event of `tracing` at level INFO with the target `ringserve::access::http` and the fields
+    /// `shard`, `id`, `peer`, `via`, `version`, `method`, `path` (without the query), `status`,
+    /// `bytes` (of the answer's body), `seconds` and `whole`. Default false. [The access
+    /// log](crate::access_log) of connections has one line for each of these, whatever this says.
     ///
-    /// What the client sent is escaped: the path has visible ASCII alone. The lines are not limited, and a subscriber that blocks
-    /// keeps the shard from its other connections; `ringserve::log` hands lines to a thread, and drops them when it is behind.
+    /// All text from the client is escaped: the path has visible ASCII alone. The lines are not
+    /// limited, and a subscriber that blocks keeps the shard from its other connections;
+    /// `ringserve::log` hands lines to a thread, and drops them when it is behind.
     ///
     /// ```no_run
     /// # use std::convert::Infallible;

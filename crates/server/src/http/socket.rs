@@ -1,4 +1,5 @@
-//! A WebSocket inside HTTP: a connection of HTTP/1.1 that was upgraded, or a stream of HTTP/2; or that of a client.
+//! A WebSocket inside HTTP: a connection of HTTP/1.1 that was upgraded, or a stream of HTTP/2; or
+//! that of a client.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -34,29 +35,31 @@ const READ_BYTES: usize = 8 << 10;
 /// Bytes given to hyper at once. It copies them.
 const WRITE_BYTES: usize = 32 << 10;
 
-/// What a socket counts as held is rounded up to this, so that a message in small pieces changes the account seldom.
+/// The step to which the bytes held for a socket are rounded up, so that a message in small pieces
+/// rarely changes the account.
 const HELD_STEP: usize = 4096;
 
-/// Bytes that the sockets of a shard inflate before its other tasks have their turn, but for the last message: as on a listener
-/// of WebSocket. A client may send a thousandth of what it says.
+/// Bytes that the sockets of a shard inflate before its other tasks have their turn, but for the
+/// last message: as on a listener of WebSocket. A client may send a thousandth of what it says.
 const INFLATED_BYTES_MAX: usize = 256 << 10;
 
 /// Time for the client's close frame once the server's has left.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What holds for a socket beside the limits of messages.
+/// The times that hold for a socket in addition to the limits of messages.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
     /// Silence after which the client is pinged; as long again, and it is gone.
     pub(super) ping: Option<Duration>,
-    /// Time in which a client of HTTP/2 has to take something of what is sent. With HTTP/1.1 the connection's limits hold.
+    /// Time in which a client of HTTP/2 has to take something of what is sent. With HTTP/1.1 the
+    /// connection's limits hold.
     pub(super) write_stall: Duration,
 }
 
 /// The compressor and decompressor of a shard.
 pub(super) type Shared = Rc<RefCell<Box<dyn Extension>>>;
 
-/// What the sockets of a shard inflated since its other tasks had their turn.
+/// The bytes that the sockets of a shard inflated since its other tasks had their turn.
 #[derive(Debug, Default)]
 struct Inflated {
     bytes: Cell<usize>,
@@ -82,16 +85,17 @@ impl Inflated {
     }
 }
 
-/// A WebSocket inside HTTP, as the handler given to [`upgrade`](crate::websocket::upgrade()) holds it, or that of a client, as
-/// [`connect`](crate::websocket::connect()) makes it.
+/// A WebSocket inside HTTP, as the handler given to [`upgrade`](crate::websocket::upgrade()) holds
+/// it, or that of a client, as [`connect`](crate::websocket::connect()) makes it.
 ///
-/// Pings are answered, and silent peers pinged, while [`next`](Socket::next) is awaited. All of its futures may be dropped
-/// before their end, as by a `select`: nothing is lost, and a message that was begun is sent to its end by the next call.
-/// Dropped, it closes with the code 1000 without waiting for the peer; where the handler panics, with 1011.
+/// Pings are answered, and silent peers pinged, while [`next`](Socket::next) is awaited. All of its
+/// futures may be dropped before their end, as by a `select`: nothing is lost, and a message that
+/// was begun is sent to its end by the next call. Dropped, it closes with the code 1000 without
+/// waiting for the peer; where the handler panics, with 1011.
 pub struct Socket {
     io: Io,
     reader: Reader,
-    /// Where the connection compresses.
+    /// `None` if the connection does not compress.
     extension: Option<Shared>,
     inflated: Rc<Inflated>,
     info: Rc<WebSocketInfo>,
@@ -100,7 +104,7 @@ pub struct Socket {
     /// Frames that were begun, and how much of them left.
     out: Vec<u8>,
     left: usize,
-    /// What the latest ping says, that is to be answered.
+    /// The payload of the latest ping, if it is to be answered.
     ping: Option<Vec<u8>>,
     /// A client ends when its owner says so, and not with the server.
     leave: Option<Leave>,
@@ -131,7 +135,7 @@ enum State {
     Closed,
 }
 
-/// What a client sent, or that it sent its last byte.
+/// An event of the client, or the end of its bytes.
 enum Came {
     Received(ReceivedEvent),
     End,
@@ -174,7 +178,7 @@ impl Socket {
         }
     }
 
-    /// What the request said, and what the client's close frame says once it came.
+    /// The facts of the request, and those of the client's close frame once it came.
     pub fn info(&self) -> &WebSocketInfo {
         &self.info
     }
@@ -184,19 +188,20 @@ impl Socket {
         &self.shard
     }
 
-    /// The next message. `None` once both sides have said that nothing more comes, since the client closed,
-    /// [`close`](Socket::close) was called, or the server drains: then the client is told so by the code 1001.
+    /// The next message. `None` once both sides have said that nothing more comes, since the client
+    /// closed, [`close`](Socket::close) was called, or the server drains: then the client gets the
+    /// code 1001.
     ///
     /// # Errors
-    /// If the client broke the rules, of which it is told; if it left without a close frame; if it answered no ping. Then there
-    /// is nothing more.
+    /// If the client broke the rules, for which it gets a close code; if it left without a close
+    /// frame; if it answered no ping. Then there is nothing more.
     pub async fn next(&mut self) -> Result<Option<Message>, SocketError> {
         poll_fn(|task| self.poll_next(task)).await
     }
 
     /// Sends a message, and waits while too much of earlier ones has not left: with HTTP/1.1 above
-    /// [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high), with HTTP/2 until the client's window is open. Dropped
-    /// while it waits, the message is not sent.
+    /// [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high), with HTTP/2 until the
+    /// client's window is open. Dropped while it waits, the message is not sent.
     ///
     /// # Errors
     /// If the connection ended or is closing, or the client of HTTP/2 took nothing for too long.
@@ -212,11 +217,13 @@ impl Socket {
         }
     }
 
-    /// Closes with a code and a reason, and waits for the client to do so too, up to 5 s. Messages that still come are dropped.
+    /// Closes with a code and a reason, and waits for the client to do so too, up to 5 s. Messages
+    /// that still come are dropped.
     ///
     /// # Panics
-    /// If no close frame may carry the code ([`close::is_valid`](crate::websocket::close::is_valid)), or the reason is longer
-    /// than 123 bytes.
+    /// If no close frame may carry the code
+    /// ([`close::is_valid`](crate::websocket::close::is_valid)), or the reason is longer than 123
+    /// bytes.
     ///
     /// # Errors
     /// As [`next`](Socket::next).
@@ -290,7 +297,8 @@ impl Socket {
         }
     }
 
-    /// Ends a stream of HTTP/2 in both directions: one that the client has not ended would be reset. Ready at once with HTTP/1.1.
+    /// Ends a stream of HTTP/2 in both directions: one that the client has not ended would be
+    /// reset. Ready at once with HTTP/1.1.
     fn poll_end(&mut self, task: &mut Context<'_>) -> Poll<()> {
         let Io::Http2 { stream, .. } = &mut self.io else { return Poll::Ready(()) };
         let shard = &self.shard;
@@ -514,7 +522,8 @@ impl Socket {
         }
     }
 
-    /// Counts what is held of a message that has not come to its end, of those that have not left, and of the request.
+    /// Counts what is held of a message that has not come to its end, of those that have not left,
+    /// and of the request.
     fn count(&mut self) {
         let leaving = if self.out.is_empty() { 0 } else { self.out.capacity() };
         let messages = (self.reader.held_bytes() + leaving).next_multiple_of(HELD_STEP);
@@ -583,7 +592,7 @@ impl fmt::Debug for Socket {
     }
 }
 
-/// What a socket is made of beside its bytes.
+/// The parts of a socket in addition to its bytes.
 pub(super) struct Parts {
     pub(super) shard: Shard,
     pub(super) info: WebSocketInfo,
@@ -625,7 +634,7 @@ impl SocketError {
         SocketError { cause: Cause::Io(error) }
     }
 
-    /// The code by which the peer was told what it did wrong, if it did. Else the connection ended.
+    /// The code that the peer got for what it did wrong, if it did. Else the connection ended.
     pub fn code(&self) -> Option<u16> {
         match &self.cause {
             Cause::Violation(violation) => Some(violation.code),

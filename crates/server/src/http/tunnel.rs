@@ -1,16 +1,18 @@
-//! What `hyper::upgrade::on` gives the service of a request of HTTP/1.1 that is answered with 101, or 2xx to CONNECT: the bytes of the
-//! connection from then on.
+//! The tunnel that `hyper::upgrade::on` gives the service of a request of HTTP/1.1 that is answered
+//! with 101, or 2xx to CONNECT: the bytes of the connection from then on.
 //!
-//! hyper wants what it gives to be `Send`, and a stream of a shard is not. So the service has one end of two buffers, which it may
-//! take to any thread, and the connection's task carries bytes between them and the stream:
+//! hyper wants what it gives to be `Send`, and a stream of a shard is not. So the service has one
+//! end of two buffers, which it may take to any thread, and the connection's task carries bytes
+//! between them and the stream:
 //!
 //! ```text
 //!   service ── Upgraded ── Pipe ── what came  ◀── carry ◀── Stream, as long as there is room
 //!                               ── what leaves ──▶ carry ──▶ Stream, as long as its outbox has room
 //! ```
 //!
-//! hyper makes an `Upgraded` for its own connections alone, so one of those is held over each pipe: it reads a request that is written
-//! down [here](SEED), and answers it once the true one was answered. Only a request that asks for an upgrade has one.
+//! hyper makes an `Upgraded` for its own connections alone, so one of those is held over each pipe:
+//! it reads a request that is written down [here](SEED), and answers it once the true one was
+//! answered. Only a request that asks for an upgrade has one.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -31,13 +33,15 @@ use ringserve_base::guard::wake;
 
 use crate::stream::byte_stream::Stream;
 
-/// Bytes that one direction holds at most beside the connection's own buffers. Arbitrary: a few receive buffers.
+/// Bytes that one direction holds at most beside the connection's own buffers. Arbitrary: a few
+/// receive buffers.
 const HELD_MAX: usize = 64 << 10;
 
-/// What a tunnel counts as held is rounded up to this, so that short messages change the account of the shard seldom.
+/// The step to which the bytes held for a tunnel are rounded up, so that short messages rarely
+/// change the account of the shard.
 const HELD_STEP: usize = 4096;
 
-/// What a seed holds: hyper has two buffers of 8 KiB for its connection over a pipe.
+/// The memory of a seed: hyper has two buffers of 8 KiB for its connection over a pipe.
 pub(super) const SEED_BYTES: usize = 18 << 10;
 
 /// The request that hyper's connection over a pipe reads.
@@ -57,9 +61,9 @@ struct State {
     leaves: BytesMut,
     /// Why nothing more comes; `None` for the peer's FIN.
     ended: Option<Option<io::ErrorKind>>,
-    /// Nothing can be written any more.
+    /// The stream is broken: nothing more can be written.
     is_broken: bool,
-    /// The service writes nothing more, of which the peer was told.
+    /// The service writes nothing more; and the peer has received that end.
     says_end: bool,
     said_end: bool,
     /// The service has given its end away.
@@ -74,7 +78,8 @@ impl Tunnel {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes are carried from now on, beginning with what hyper had read. Returns who waits to read.
+    /// Bytes are carried from now on, beginning with what hyper had read. Returns who waits to
+    /// read.
     fn open(&self, read: &[u8]) -> Option<Waker> {
         let mut state = self.state();
         state.is_open = true;
@@ -188,7 +193,8 @@ impl Drop for Pipe {
     }
 }
 
-/// A tunnel that begins once its request is answered so. Dropped before, the service's `OnUpgrade` fails.
+/// A tunnel that begins once its request is answered so. Dropped before, the service's `OnUpgrade`
+/// fails.
 pub(super) struct Seed {
     /// hyper's connection over the pipe.
     connection: Pin<Box<dyn Future<Output = hyper::Result<()>>>>,
@@ -203,7 +209,8 @@ struct Answers {
 }
 
 impl Seed {
-    /// Has the service of `request`, to which hyper promised an upgrade that it cannot give, wait for this one.
+    /// Lets the service of `request`, to which hyper promised an upgrade that it cannot give, wait
+    /// for this one.
     pub(super) fn plant<B>(request: &mut Request<B>) -> Option<Seed> {
         request.extensions().get::<OnUpgrade>()?;
         let tunnel = Arc::new(Tunnel::default());
@@ -224,8 +231,8 @@ impl Seed {
         Some(Seed { connection, answers, tunnel })
     }
 
-    /// Carries bytes between the service and `stream`, of which hyper had `read` some, until the service has dropped its end and all
-    /// of what it wrote was taken, or the connection ended.
+    /// Carries bytes between the service and `stream`, of which hyper had `read` some, until the
+    /// service has dropped its end and all of what it wrote was taken, or the connection ended.
     pub(super) async fn carry(mut self, stream: Stream, read: Bytes) {
         self.answers.borrow_mut().now = true;
         _ = self.connection.as_mut().poll(&mut Context::from_waker(Waker::noop()));

@@ -1,11 +1,13 @@
 //! Connections that speak something else after a request.
 //!
-//! [`switch`] takes the connection of a request of HTTP/1.1 that asks for an upgrade, and [`Switch::then`] says what follows an answer of
-//! 101: a future that is given the [`Stream`] itself, on the shard's thread. Where the service answers otherwise, nothing of that happens.
-//! `hyper::upgrade::on` does the same with bytes that may go to any thread, for 18 KiB a connection and a copy each way.
+//! [`switch`] takes the connection of a request of HTTP/1.1 that asks for an upgrade, and
+//! [`Switch::then`] says what follows an answer of 101: a future that is given the [`Stream`]
+//! itself, on the shard's thread. Where the service answers otherwise, nothing of that happens.
+//! `hyper::upgrade::on` does the same with bytes that may go to any thread, for 18 KiB a connection
+//! and a copy each way.
 //!
-//! A request is given by hyper, and carries only what is `Send`, which nothing of a shard is. So it carries a number, and the thread of
-//! its shard knows what that stands for:
+//! A request is given by hyper, and carries only what is `Send`, which nothing of a shard is. So it
+//! carries a number, and the thread of its shard knows what that stands for:
 //!
 //! ```text
 //!   Watched ── offer: the number ──▶ request ──▶ service ── find ──▶ Offer ── begin_with ──▶ Watch
@@ -27,15 +29,15 @@ use super::watch::{Watch, Watching};
 use crate::shard::face::handle::Shard;
 use crate::stream::byte_stream::Stream;
 
-/// What the request carries. A copy on another thread finds nothing.
+/// The key of the offer that a request carries. A copy on another thread finds nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Number {
     thread: ThreadId,
     number: u64,
 }
 
-/// Takes the connection of a request of HTTP/1.1 by its extensions, once. `None` if the request asks for no upgrade, was answered, is one
-/// of HTTP/2, or is not on the thread of its shard.
+/// Takes the connection of a request of HTTP/1.1 by its extensions, once. `None` if the request
+/// asks for no upgrade, was answered, is one of HTTP/2, or is not on the thread of its shard.
 ///
 /// ```no_run
 /// use std::convert::Infallible;
@@ -76,15 +78,17 @@ pub fn switch(extensions: &mut Extensions) -> Option<Switch> {
     (!is_http2).then_some(Switch { offer })
 }
 
-/// A connection that may go on as something else. See [`switch`]. Its drop leaves the connection as it is.
+/// A connection that may go on as something else. See [`switch`]. Its drop leaves the connection as
+/// it is.
 #[must_use = "nothing follows before `then` says what"]
 pub struct Switch {
     offer: Offer,
 }
 
 impl Switch {
-    /// Lets the connection go on with `then`, if the request is answered with 101: it gets the stream, and the bytes that hyper had read
-    /// of it behind the request. It runs to its end in the connection's task, and a drain waits for it as for a [`Stream`].
+    /// Lets the connection go on with `then`, if the request is answered with 101: it gets the
+    /// stream, and the bytes that hyper had read of it behind the request. It runs to its end in
+    /// the connection's task, and a drain waits for it as for a [`Stream`].
     pub fn then<F>(self, then: F)
     where
         F: AsyncFnOnce(Stream, Bytes) + 'static,
@@ -148,8 +152,8 @@ pub(super) fn offer(
     Offered(number)
 }
 
-/// The connection of a request with these extensions, once. `None` if the request asks for nothing else than HTTP, was answered, or is
-/// not on the thread of its shard.
+/// The connection of a request with these extensions, once. `None` if the request asks for nothing
+/// else than HTTP, was answered, or is not on the thread of its shard.
 pub(crate) fn find(extensions: &mut Extensions) -> Option<Offer> {
     let Number { thread, number } = extensions.remove()?;
     if thread != std::thread::current().id() {
@@ -159,7 +163,7 @@ pub(crate) fn find(extensions: &mut Extensions) -> Option<Offer> {
 }
 
 impl Offer {
-    /// Has the connection of HTTP/1.1 go on with `begin`, if the request is answered with 101.
+    /// Lets the connection of HTTP/1.1 go on with `begin`, if the request is answered with 101.
     pub(crate) fn begin_with(
         self,
         begin: impl FnOnce(Stream, Bytes) -> Pin<Box<dyn Future<Output = ()>>> + 'static,
@@ -169,8 +173,8 @@ impl Offer {
         }
     }
 
-    /// What counts for a stream of HTTP/2 that speaks something else: the connection is not idle, and is not ended for how long this
-    /// takes.
+    /// The hold of a stream of HTTP/2 that speaks something else: the connection is not idle, and
+    /// is not ended for how long this takes.
     #[cfg(feature = "websocket")]
     pub(crate) fn into_hold(self) -> Hold {
         self.watching.set_upgraded();

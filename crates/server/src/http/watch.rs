@@ -1,6 +1,8 @@
-//! Bounds behind the head of a request: the rates of bodies, the time of answers, connections without requests.
+//! Bounds behind the head of a request: the rates of bodies, the time of answers, connections
+//! without requests.
 //!
-//! hyper has none of these. A connection counts what passes above and below hyper, and looks at the counts now and then:
+//! hyper has none of these. A connection counts what passes above and below hyper, and looks at the
+//! counts now and then:
 //!
 //! ```text
 //!   service ──▶ Watched: a `Watching` for each request ──▶ Tracked, Piece: bytes of its answer that hyper still holds
@@ -10,7 +12,8 @@
 //!   tick ──▶ Watch::tick: which request, or which connection, is beyond its bounds
 //! ```
 //!
-//! The timer runs while a request does; with HTTP/2 always. Nothing is allocated for a piece of a body and no clock is read.
+//! The timer runs while a request does; with HTTP/2 always. Nothing is allocated for a piece of a
+//! body and no clock is read.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -38,8 +41,8 @@ use crate::stream::hyper_io::Fate;
 /// Ticks in the window of a rate: a peer is seen to be too slow at most a fifth of the window late.
 const TICKS: u32 = 5;
 
-/// Entries that are looked at for one that is free, before another is made: with as many free ones as used ones that is
-/// mostly enough.
+/// Entries that are looked at for one that is free, before another is made: with as many free ones
+/// as used ones that is usually enough.
 const LOOKS: usize = 4;
 
 /// [`HttpOptions`] in ticks.
@@ -98,10 +101,10 @@ impl Bounds {
     }
 }
 
-/// What is made of a connection that hyper has left, with what hyper had read of it.
+/// The continuation of a connection that hyper has left, with the bytes that hyper had read of it.
 pub(super) type Begin = Box<dyn FnOnce(Stream, Bytes) -> Pin<Box<dyn Future<Output = ()>>>>;
 
-/// What went beyond its bound.
+/// The bound that was exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Excess {
     /// The peer sent the body of its request too slowly.
@@ -114,7 +117,8 @@ pub(super) enum Excess {
     Memory,
     /// The request with its answer took too long.
     Request,
-    /// No request ran for too long, and the peer did not end the connection when it was told.
+    /// No request ran for too long, and the peer did not end the connection when GOAWAY asked for
+    /// it.
     Idle,
 }
 
@@ -135,7 +139,7 @@ impl fmt::Display for Excess {
     }
 }
 
-/// What a connection does after a tick.
+/// The next step of a connection after a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Looks again after a tick.
@@ -148,7 +152,7 @@ pub(super) enum Next {
     Abort(Excess),
 }
 
-/// How much passed while a side waited.
+/// The bytes that passed while a side waited.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rate {
     /// Ticks at whose end it waited.
@@ -157,7 +161,8 @@ struct Rate {
 }
 
 impl Rate {
-    /// It waits at the end of one more tick, and `total` passed until now. True if that was too little in a window.
+    /// It waits at the end of one more tick, and `total` passed until now. True if that was too
+    /// little in a window.
     fn is_low(&mut self, total: u64, bounds: &Bounds) -> bool {
         if self.ticks == 0 {
             // When it began to wait is not known, so the window begins here.
@@ -179,9 +184,9 @@ pub(super) struct Watch {
     bounds: Bounds,
     /// The connection whose bytes are counted.
     fate: Option<Fate>,
-    /// What was read before hyper may hold nothing of any more.
+    /// The offset up to which hyper can no longer hold bytes.
     held_from: Cell<u64>,
-    /// Where the last read began.
+    /// The offset at which the last read began.
     read_from: Cell<u64>,
     /// The latest request of HTTP/1.1 has a body.
     has_body: Cell<bool>,
@@ -201,7 +206,7 @@ pub(super) struct Watch {
     time: Cell<Option<Time>>,
     /// Those that run, and entries that are free: those that only this list holds.
     requests: RefCell<Vec<Rc<Watching>>>,
-    /// Where to look for a free one.
+    /// The index at which the search for a free one begins.
     cursor: Cell<usize>,
     /// The request that hyper makes a task for next.
     next: Cell<Option<Rc<Watching>>>,
@@ -218,7 +223,7 @@ pub(super) struct Watch {
     input: Cell<Rate>,
     output: Cell<Rate>,
     idle: Cell<u32>,
-    /// What the last request beyond its bounds exceeded.
+    /// The bound that the last request beyond its bounds exceeded.
     found: Cell<Option<Excess>>,
     /// With HTTP/1.1: the body of an answer failed.
     is_cut_off: Cell<bool>,
@@ -228,7 +233,7 @@ pub(super) struct Watch {
     /// Bytes held of what came on streams that speak something else than HTTP.
     #[cfg(feature = "websocket")]
     upgraded_held: Cell<usize>,
-    /// What the connection is to become when hyper leaves it.
+    /// The continuation of the connection when hyper leaves it.
     upgrade: RefCell<Option<Begin>>,
 }
 
@@ -341,12 +346,13 @@ impl Watch {
         }
     }
 
-    /// What is known of the connection.
+    /// The facts of the connection.
     pub(super) fn client_info(&self, shard: usize) -> Option<ClientInfo> {
         Some(self.fate.as_ref()?.client_info(shard))
     }
 
-    /// True if its peer is to see that an answer is not whole: one without a length ends where the connection does.
+    /// True if its peer is to see that an answer is not whole: one without a length ends where the
+    /// connection does.
     pub(super) fn is_cut_off(&self) -> bool {
         self.is_cut_off.get()
     }
@@ -451,21 +457,22 @@ impl Watch {
         self.read.get()
     }
 
-    /// True if the rest of a body, of a request of HTTP/1.1 that was answered, came in the last `time`, in which what is behind the
-    /// first `from` bytes was read, or as much of it as its rate asks for.
+    /// True if the rest of a body, of a request of HTTP/1.1 that was answered, came in the last
+    /// `time`, in which what is behind the first `from` bytes was read, or as much of it as its
+    /// rate asks for.
     pub(super) fn body_came(&self, from: u64, time: Duration) -> bool {
         let enough = (self.bounds.bytes_per_second * time.as_secs_f64()) as u64;
         self.has_body.get() && self.farewell.body_came(from, self.read.get(), enough.max(1))
     }
 
-    /// Has the connection become something else when hyper leaves it, or not.
+    /// Sets what the connection becomes when hyper leaves it, if anything.
     pub(super) fn set_upgrade(&self, begin: Option<Begin>) {
         // Its drop is user code.
         let before = self.upgrade.replace(begin);
         drop(before);
     }
 
-    /// What the connection becomes, now that hyper left it and holds nothing of it.
+    /// The continuation of the connection, now that hyper left it and holds nothing of it.
     pub(super) fn take_upgrade(&self) -> Option<Begin> {
         let begin = self.upgrade.take()?;
         if let Some(fate) = &self.fate {
@@ -474,7 +481,7 @@ impl Watch {
         Some(begin)
     }
 
-    /// What a request of HTTP/1.1 exceeded, if one did.
+    /// The bound that a request of HTTP/1.1 exceeded, if one did.
     pub(super) fn exceeded(&self) -> Option<Excess> {
         self.found.get().filter(|_| !self.http2.get())
     }
@@ -505,7 +512,8 @@ impl Watch {
             self.find_oldest(&requests);
             self.count();
         }
-        // Whose bytes came is not known, so they have to be enough for every body that may be on its way.
+        // Whose bytes came is not known, so they have to be enough for every body that may be on
+        // its way.
         let bodies = requests.iter().filter(|request| request.has_body && !request.answered.get()).count();
         let enough = came >= bounds.tick_bytes.saturating_mul(bodies as u64);
         for request in requests.iter() {
@@ -574,7 +582,8 @@ impl Watch {
 }
 
 impl Watching {
-    /// Another request of the same connection, written over the one before where they differ: most of it is as it was.
+    /// Another request of the same connection, written over the one before where they differ: most
+    /// of it is as it was.
     fn begin_anew(&mut self, has_body: bool, read_from: u64) {
         self.has_body = has_body;
         self.read_from = Cell::new(read_from);
@@ -617,7 +626,7 @@ impl Watching {
         self.task.set(true);
     }
 
-    /// The task is over, or dropped. Its body waits for nothing any more.
+    /// The task is over, or dropped. Its body waits for nothing.
     pub(super) fn end_task(&self) {
         self.task.set(false);
         self.memory.set(None);
@@ -650,7 +659,8 @@ impl Watching {
         self.upgraded.set(true);
     }
 
-    /// All that came on this stream until now was taken; of what was read last the rest may be on its way.
+    /// All that came on this stream until now was taken; of what was read last the rest may be on
+    /// its way.
     #[cfg(feature = "websocket")]
     pub(super) fn all_read(&self) {
         if let Some(connection) = self.connection.upgrade() {

@@ -1,4 +1,4 @@
-//! What stands between hyper and a service, so that a request is watched and can be ended.
+//! The layer between hyper and a service, so that a request is watched and can be ended.
 
 use std::any::Any;
 use std::cell::OnceCell;
@@ -28,7 +28,7 @@ use crate::shard::face::handle::Shard;
 /// Which requests may be shed.
 pub(super) type MayShed = Rc<dyn Fn(&Request<Incoming>) -> bool>;
 
-/// How the requests of a service are served.
+/// The options for serving the requests of a service.
 #[derive(Clone, Default)]
 pub(super) struct Serving {
     pub(super) may_shed: Option<MayShed>,
@@ -42,7 +42,8 @@ pub(super) struct Watched<S> {
     watch: Rc<Watch>,
     serving: Serving,
     shard: Shard,
-    /// What each request is given, once there was one; and as extensions of a request that has no others.
+    /// The extensions of each request, once there was one: of its client; and as a map for a
+    /// request that has no others.
     client: OnceCell<ClientInfo>,
     extensions: OnceCell<Extensions>,
     site: OnceCell<Rc<Site>>,
@@ -139,7 +140,8 @@ where
     type Future = Answering<S::Future>;
 
     fn call(&self, mut request: Request<Incoming>) -> Answering<S::Future> {
-        // hyper extends a request that asks for something else than HTTP, whose bytes may come then.
+        // hyper extends a request that asks for something else than HTTP, whose bytes may come
+        // then.
         let upgrades = !request.extensions().is_empty();
         let streams = upgrades && request.version() == Version::HTTP_2;
         if !self.watch.is_http2() {
@@ -162,7 +164,7 @@ where
     }
 }
 
-/// What a connection, or a stream of HTTP/2, becomes where its request is answered so.
+/// The continuation of a connection, or a stream of HTTP/2, where its request is answered so.
 struct Switch {
     is_connect: bool,
     /// With HTTP/1.1, and what it holds; `None` where the service was promised nothing.
@@ -207,7 +209,8 @@ impl Switch {
 }
 
 pin_project! {
-    /// The future of a service, which answers by itself when the request is beyond its bounds, or shed.
+    /// The future of a service, which answers by itself when the request is beyond its bounds, or
+    /// shed.
     pub(super) struct Answering<F> {
         // `None` for a request that is refused.
         #[pin]
@@ -352,7 +355,7 @@ pub(super) struct Piece<D: Buf> {
     data: D,
     watching: Rc<Watching>,
     line: Logged,
-    /// Where it began, if its bytes are shared.
+    /// The address of its beginning, if its bytes are shared.
     shared: Option<usize>,
 }
 
@@ -444,7 +447,8 @@ impl<F: Future<Output = ()> + 'static> Executor<F> for StreamExecutor {
 }
 
 pin_project! {
-    /// One stream of HTTP/2. When it ends early, hyper's future is dropped, and that resets the stream.
+    /// One stream of HTTP/2. When it ends early, hyper's future is dropped, and that resets the
+    /// stream.
     struct WatchedStream<F> {
         #[pin]
         future: F,

@@ -20,15 +20,17 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// As [`Limits::write_stall_timeout`](crate::Limits::write_stall_timeout).
 pub(super) const WRITE_STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Lets a client that asks for WebSocket in, for a service of [`http`](crate::http()): the answer is what the service returns, and
-/// `handler` has the socket once it left. Messages of 1 MiB, every origin; [`Upgrades`] bound and choose otherwise.
+/// Lets a client that asks for WebSocket in, for a service of [`http`](crate::http()): the answer
+/// is what the service returns, and `handler` has the socket once it left. Messages of 1 MiB, every
+/// origin; [`Upgrades`] bound and choose otherwise.
 ///
-/// A connection of HTTP/1.1 is `handler`'s from then on; a stream of HTTP/2 (RFC 8441) is a task of the shard beside others of its
-/// connection. When the server drains, the client is told so by the code 1001, and the handler by the end of its messages.
-/// What holds for a request, as
-/// [`request_timeout`](crate::http::HttpOptions::request_timeout), ends with the answer.
+/// A connection of HTTP/1.1 is `handler`'s from then on; a stream of HTTP/2 (RFC 8441) is a task of
+/// the shard beside others of its connection. When the server drains, the client gets the code
+/// 1001, and the handler sees the end of its messages. Bounds of a request, as
+/// [`request_timeout`](crate::http::HttpOptions::request_timeout), end with the answer.
 ///
-/// A request that does not ask for WebSocket is answered with 426, or what else is wrong with it, without a body.
+/// A request that does not ask for WebSocket is answered with 426, or what else is wrong with it,
+/// without a body.
 ///
 /// ```no_run
 /// use std::convert::Infallible;
@@ -62,8 +64,8 @@ where
     Upgrades::new(&WebSocketOptions::new()).upgrade(request, handler)
 }
 
-/// How a service of [`http`](crate::http()) lets in clients that ask for WebSocket. One value a shard, since its sockets share what
-/// compresses.
+/// Options for a service of [`http`](crate::http()) that lets in clients which ask for WebSocket.
+/// One value a shard, since its sockets share what compresses.
 #[derive(Clone)]
 pub struct Upgrades {
     options: WebSocketOptions,
@@ -72,8 +74,8 @@ pub struct Upgrades {
 }
 
 impl Upgrades {
-    /// By these options. A client that says nothing for 30 s is pinged, and is gone after as long again; one of HTTP/2 that takes nothing
-    /// of what is sent has 30 s too.
+    /// By these options. A client that says nothing for 30 s is pinged, and is gone after as long
+    /// again; one of HTTP/2 that takes nothing of what is sent has 30 s too.
     pub fn new(options: &WebSocketOptions) -> Upgrades {
         let extension = options.make_extension().map(|extension| Rc::new(RefCell::new(extension)));
         let times = Times { ping: Some(PING_INTERVAL), write_stall: WRITE_STALL_TIMEOUT };

@@ -37,7 +37,7 @@ fn pass(rests: &mut Rests, bytes: &[u8], piece: usize, room: usize) -> Vec<u8> {
     passed
 }
 
-/// What leaves of `bytes` that hyper writes in pieces, where `most` are taken at once.
+/// The bytes that leave of `bytes`, which hyper writes in pieces, where `most` are taken at once.
 fn write(rests: &mut Rests, bytes: &[u8], piece: usize, most: usize) -> Vec<u8> {
     let mut left = Vec::new();
     let mut rest = bytes;

@@ -1,7 +1,8 @@
 //! Which answer of a connection of HTTP/1.1 says that it is the last one.
 //!
-//! A client that sends several requests at once is answered each that had arrived, so the word is said where nothing is behind a
-//! request. hyper does not show what it has of the next one: how long a request is follows from its parts, and what was read is known.
+//! A client that sends several requests at once is answered each that had arrived, so the word is
+//! said where nothing is behind a request. hyper does not show what it has of the next one: how
+//! long a request is follows from its parts, and what was read is known.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -16,7 +17,7 @@ use super::{Watch, Watching};
 #[derive(Debug, Default)]
 pub(super) struct Farewell {
     says: Cell<Says>,
-    /// Where the latest request ends in all that was read, as far as that is known; [`UNKNOWN`].
+    /// The end of the latest request in all that was read, as far as that is known; [`UNKNOWN`].
     ends: Cell<u64>,
     /// An answer left without saying it since the last look.
     unsaid: Cell<bool>,
@@ -35,7 +36,8 @@ enum Says {
 /// The length of a request whose body comes in chunks.
 const UNKNOWN: u64 = u64::MAX;
 
-/// Bytes of a request of HTTP/1.1, as clients mostly write it: what is known of its head are its parts.
+/// Bytes of a request of HTTP/1.1, as clients usually write it: only the parts of its head are
+/// known.
 pub(crate) fn request_bytes(request: &Request<Incoming>) -> u64 {
     let (uri, body) = (request.uri(), request.body().size_hint().exact());
     let (Some(body), Some(target), None) = (body, uri.path_and_query(), uri.scheme()) else { return UNKNOWN };
@@ -52,7 +54,8 @@ impl Farewell {
         self.says.set(Says::AtTheEnd);
     }
 
-    /// A request of this length was read, of `read` bytes in all, the last of which came behind `read_from`.
+    /// A request of this length was read, of `read` bytes in all, the last of which came behind
+    /// `read_from`.
     fn request(&self, bytes: u64, read_from: u64, read: u64) {
         let before = self.ends.get();
         // Behind the one before, where both came together or this one came in pieces.
@@ -60,7 +63,8 @@ impl Farewell {
         self.ends.set(if follows { before } else { read_from }.saturating_add(bytes));
     }
 
-    /// True if an answer that leaves now is the last one, where `read` bytes were read in all and `unread` ones wait.
+    /// True if an answer that leaves now is the last one, where `read` bytes were read in all and
+    /// `unread` ones wait.
     fn is_last(&self, has_body: bool, read: u64, unread: impl FnOnce() -> bool) -> bool {
         let ends = self.ends.get();
         let is_last = match self.says.get() {
@@ -75,14 +79,15 @@ impl Farewell {
         is_last
     }
 
-    /// True if the latest request goes on behind the first `from` bytes, and ended among the `read` ones, or `enough` of it are there.
+    /// True if the latest request goes on behind the first `from` bytes, and ended among the `read`
+    /// ones, or `enough` of it are there.
     pub(super) fn body_came(&self, from: u64, read: u64, enough: u64) -> bool {
         let ends = self.ends.get();
         from < ends && (ends <= read || read - from >= enough)
     }
 
-    /// All that comes behind the first `arrived` bytes comes too late. True if the last answer, if there was one since the last
-    /// look, said so.
+    /// All that comes behind the first `arrived` bytes comes too late. True if the last answer, if
+    /// there was one since the last look, said so.
     fn is_said(&self, arrived: u64) -> bool {
         if self.says.get() == Says::AtTheEnd {
             self.says.set(Says::From(arrived));

@@ -1,7 +1,8 @@
-//! What hyper holds for a connection, and what waits until it holds less.
+//! The memory that hyper holds for a connection, and the tasks that wait until it holds less.
 //!
-//! A connection counts the bytes of its responses that hyper has and has not passed on, and of what the peer sent as much as hyper may
-//! hold; together they are the connection's in the shard's account. A body is asked for its next piece once there is room:
+//! A connection counts the bytes of its responses that hyper has and has not passed on, and of what
+//! the peer sent as much as hyper may hold; together they are the connection's in the shard's
+//! account. A body is asked for its next piece once there is room:
 //!
 //! ```text
 //!   Tracked ── waits_for_room: of its connection ── waits_for_memory: of the shard ──▶ the next piece ── hold
@@ -17,15 +18,16 @@ use ringserve_core::internals::OWNED_BYTES_MIN;
 use super::{Watch, Watching};
 use crate::http::tunnel::SEED_BYTES;
 
-/// What hyper holds is counted in steps of this many bytes, so that a small request changes the account of the shard once.
+/// The step in which hyper's memory is counted, in bytes, so that a small request changes the
+/// account of the shard once.
 const COUNT_STEP: usize = 4096;
 
 /// As much memory is reserved for a piece of a response: as a reader of files brings at once.
 const MEMORY_PIECE: usize = 64 << 10;
 
 impl Watch {
-    /// Bytes that hyper writes, as a share in the piece of a response in which they lie. hyper shows where they are and keeps what
-    /// owns them to itself.
+    /// Bytes that hyper writes, as a share in the piece of a response in which they lie. hyper
+    /// shows where they are and keeps what owns them to itself.
     pub(in crate::http) fn shared(&self, written: &[u8]) -> Option<Bytes> {
         self.shared.borrow().iter().find_map(|piece| {
             let from = written.as_ptr().addr().checked_sub(piece.as_ptr().addr())?;
@@ -38,7 +40,8 @@ impl Watch {
         self.bounds.received_max[usize::from(self.http2.get())]
     }
 
-    /// As much of what the peer sent as hyper may hold: what it read since the oldest request began whose body may be there.
+    /// As much of what the peer sent as hyper may hold: what it read since the oldest request began
+    /// whose body may be there.
     pub(super) fn received_held(&self) -> u64 {
         (self.read.get() - self.held_from.get()).min(self.received_max())
     }
@@ -63,7 +66,7 @@ impl Watch {
     }
 }
 
-/// What one seed holds, until its request is answered.
+/// The memory of one seed, until its request is answered.
 pub(in crate::http) struct SeedBytes(Rc<Watch>);
 
 impl SeedBytes {
@@ -82,7 +85,7 @@ impl Drop for SeedBytes {
 }
 
 impl Watching {
-    /// What is held of what came on this stream changes.
+    /// Counts a change of the bytes that are held of what came on this stream.
     #[cfg(feature = "websocket")]
     pub(in crate::http) fn hold_received(&self, before: usize, bytes: usize) {
         if let Some(connection) = self.connection.upgrade() {
@@ -91,8 +94,8 @@ impl Watching {
         }
     }
 
-    /// True if the body has to wait, since hyper holds too much for its connection and some of that is its own. Its task is
-    /// woken when none of it is, or when much less is held.
+    /// True if the body has to wait, since hyper holds too much for its connection and some of that
+    /// is its own. Its task is woken when none of it is, or when much less is held.
     pub(in crate::http) fn waits_for_room(&self) -> bool {
         if !self.http2 || self.held.get() == 0 {
             return false;
@@ -106,8 +109,9 @@ impl Watching {
         waits
     }
 
-    /// True if a body of `left` bytes or more has to wait, since the shard's memory is used up: an answer that is short, of a
-    /// connection that holds little, does not. Its task is woken when there is some.
+    /// True if a body of `left` bytes or more has to wait, since the shard's memory is used up: an
+    /// answer that is short, of a connection that holds little, does not. Its task is woken when
+    /// there is some.
     #[inline]
     pub(in crate::http) fn waits_for_memory(&self, left: u64, task: &mut Context<'_>) -> bool {
         let Some(connection) = self.connection.upgrade() else { return false };
@@ -150,7 +154,8 @@ impl Watching {
         }
     }
 
-    /// hyper holds a large piece of the response, whose bytes can be shared until it is done with it.
+    /// hyper holds a large piece of the response, whose bytes can be shared until it is done with
+    /// it.
     pub(in crate::http) fn share(&self, piece: &Bytes) {
         if let Some(connection) = self.connection.upgrade() {
             connection.shared.borrow_mut().push(piece.clone());
