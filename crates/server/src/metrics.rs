@@ -1,8 +1,9 @@
-//! What a server counts, as text for Prometheus and whatever else reads OpenMetrics.
+//! The counts of a server, as text for Prometheus and whatever else reads OpenMetrics.
 //!
-//! Nothing is registered, counted twice or kept: each scrape reads what the shards published ([`ServerControl::stats`]), asks the
-//! kernel for the [accept queues](ServerControl::accept_queues), and `/proc` for the time of the shards' threads. No shard is
-//! asked, so a shard that is blocked holds up no scrape and is in each.
+//! Nothing is registered, counted twice or kept: each scrape reads what the shards published
+//! ([`ServerControl::stats`]), asks the kernel for the [accept
+//! queues](ServerControl::accept_queues), and `/proc` for the time of the shards' threads. No shard
+//! is asked, so a shard that is blocked holds up no scrape and is in each.
 //!
 //! ```no_run
 //! use ringserve::framing::Lines;
@@ -35,7 +36,8 @@
 //! # }
 //! ```
 //!
-//! Beside these there are the figures of the process by their usual names ([`Process`]). The program's own are [`Figures`].
+//! Beside these there are the figures of the process by their usual names ([`Process`]). The
+//! program's own are [`Figures`].
 //!
 //! | name, behind `ringserve_` | labels | what it is |
 //! |---|---|---|
@@ -48,9 +50,9 @@
 //! | `connections_accepted_total`, `connections_opened_total`, `handed_off_total` | `shard` | as in [`ConnStats`] |
 //! | `connections_closed_total` | `reason`, `closed_by` | connections that ended |
 //! | `headroom_connections` | | connections that may come before [`ServerLimits::connections_max`](crate::limits::ServerLimits::connections_max) or the descriptors are used up |
-//! | `refused_total` | `why` | newcomers that were refused, by [cause](RefusedBy::name) |
+//! | `refused_total` | `why` | new connections that were refused, by [cause](RefusedBy::name) |
 //! | `accepted_waiting` | | connections that were accepted and wait for a place ([`ShardStats::accepted_waiting`](crate::stats::ShardStats::accepted_waiting)) |
-//! | `waited_total`, `accept_paused_total`, `accept_held_total` | | newcomers that found a limit reached, and how often accepting paused at a limit, or waited for the server's rate |
+//! | `waited_total`, `accept_paused_total`, `accept_held_total` | | new connections that found a limit reached, and how often accepting paused at a limit, or waited for the server's rate |
 //! | `admission_prefixes`, `admission_connections`, `admission_sketched` | | what the limits on addresses hold ([`AdmissionStats`](crate::stats::AdmissionStats)) |
 //! | `key_rates_keys`, `key_rates_refused_total`, `key_rates_sketched_total` | `rates` | rates by key ([`KeyRatesStats`]), by their [name](crate::admission::KeyLimits::name), once a shard was asked of one |
 //! | `accept_queue_waiting`, `accept_queue_capacity`, `accept_queue_lost_total` | `shard`, `listener` | the kernel's queues ([`AcceptQueueStats`](crate::stats::AcceptQueueStats)); `shard` is `all` for an adopted socket |
@@ -77,7 +79,7 @@
 //! | `shard_skew_ratio` | | [`ServerStats::skew`](crate::stats::ServerStats::skew), if there are several shards |
 //! | `blocking_threads`, `blocking_queued`, `blocking_calls_total` | `result` of the last | [`Shard::spawn_blocking`](crate::Shard::spawn_blocking) |
 //! | `collectors_left_out` | | collectors of the program that a scrape of an admin endpoint lacks; the log has why. Only where there are some |
-//! | `log_lines_dropped_total` | | lines that were dropped since their queue was full, or nothing reads the log any more: all those of `ringserve::log`; with another subscriber those of watchdog, admin endpoint, signals and reloads |
+//! | `log_lines_dropped_total` | | lines that were dropped since their queue was full, or nothing reads the log: all those of `ringserve::log`; with another subscriber those of watchdog, admin endpoint, signals and reloads |
 //! | `turn_seconds` | | histogram: turns of all shards. Of those that end in a wait one in 64 is timed and counts for 64; each other one is |
 //! | `call_seconds` | | histogram: calls that waited and are done, from the turn in which they began to the one in which they ended |
 //! | `first_frame_seconds` | | histogram: from when a connection could send its first frame, with its handshake done, to that frame; in steps of 17 ms |
@@ -112,14 +114,15 @@ pub use figures::{
 };
 pub use process::Process;
 
-/// The crate that writes the text, for a [registry](prometheus_client::registry::Registry) of the program's.
+/// The crate that writes the text, for a [registry](prometheus_client::registry::Registry) of the
+/// program's.
 pub use prometheus_client;
 
 /// The shards' time limits count in steps of this.
 const STEP: Duration = Duration::from_nanos(1 << 24);
 
-/// What a server counts, read at each scrape: by [`write_prometheus`](Metrics::write_prometheus), or as a
-/// [`Collector`] of a registry that has the program's metrics too.
+/// The counts of a server, read at each scrape: by [`write_prometheus`](Metrics::write_prometheus),
+/// or as a [`Collector`] of a registry that has the program's metrics too.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     server: ServerControl,
@@ -129,15 +132,15 @@ impl Metrics {
     /// The type of the text, for the header of that name.
     pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-    /// That of the older text of Prometheus.
+    /// The content type of the older text of Prometheus.
     #[cfg(feature = "admin")]
     pub(crate) const TEXT_CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-    /// Appends the whole text: OpenMetrics 1.0, as Prometheus takes it since 2.5. About 220 values, 17 more for each shard, 3 for
-    /// each listener of a shard, and 35 for each service.
+    /// Appends the whole text: OpenMetrics 1.0, as Prometheus takes it since 2.5. About 220 values,
+    /// 17 more for each shard, 3 for each listener of a shard, and 35 for each service.
     ///
-    /// It makes two system calls for each listener of a shard, and reads a file of `/proc` for each shard. It waits for
-    /// nothing, so a handler may call it.
+    /// It makes two system calls for each listener of a shard, and reads a file of `/proc` for each
+    /// shard. It waits for nothing, so a handler may call it.
     pub fn write_prometheus(&self, text: &mut String) {
         self.write_families(text);
         // A `String` takes everything.
@@ -157,7 +160,7 @@ impl Metrics {
 }
 
 impl ServerControl {
-    /// What the server counts, as text for Prometheus: see [`metrics`](crate::metrics).
+    /// The counts of the server, as text for Prometheus: see [`metrics`](crate::metrics).
     pub fn metrics(&self) -> Metrics {
         Metrics { server: self.clone() }
     }
@@ -170,7 +173,7 @@ impl ServerControl {
 }
 
 impl ServerHandle {
-    /// What the server counts, as text for Prometheus: see [`metrics`](crate::metrics).
+    /// The counts of the server, as text for Prometheus: see [`metrics`](crate::metrics).
     pub fn metrics(&self) -> Metrics {
         self.control().metrics()
     }
@@ -212,7 +215,7 @@ fn log_lines_dropped() -> u64 {
 }
 
 impl Metrics {
-    /// What the server is, and its limits.
+    /// The version and the limits of the server.
     fn about(&self, to: &mut Families<'_>) -> fmt::Result {
         let version = ("version", env!("CARGO_PKG_VERSION").to_owned());
         let labels = vec![version, ("driver", self.server.driver().to_owned())];
@@ -249,8 +252,8 @@ impl Metrics {
         }
     }
 
-    /// All calls of each service: those that waited by their times, and those that ended at once, of which no clock was read, in
-    /// the lowest bucket.
+    /// All calls of each service: those that waited by their times, and those that ended at once,
+    /// of which no clock was read, in the lowest bucket.
     fn calls(&self, to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
         let mut all = vec![Calls::default(); stats.services.len()];
         self.each_calls(|service, of| {
@@ -408,7 +411,8 @@ impl Metrics {
 
     fn times(&self, to: &mut Families<'_>) -> fmt::Result {
         let times = self.server.shard_times();
-        // One that ended, or is simulated, has none; and a thread's file cannot be opened while descriptors are missing.
+        // One that ended, or is simulated, has none; and a thread's file cannot be opened while
+        // descriptors are missing.
         let runs = self.server.remotes().iter().map(|remote| remote.thread().is_some());
         let times: Vec<_> = times
             .into_iter()

@@ -1,4 +1,4 @@
-//! A service under watch: what it is told is an event of the run, and must come in order.
+//! A service under watch: each call to it is an event of the run, and must come in order.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use crate::shard::face::opening::{OpenCx, Refusal};
 use crate::shard::face::service::{IntoService, Made, NoService, Service};
 use crate::trace::{Place, Trace};
 
-/// Notes what services are told.
+/// A log of the calls to services.
 #[derive(Clone)]
 pub(crate) struct Watches {
     pub(crate) trace: Rc<Trace>,
@@ -70,7 +70,7 @@ struct Open {
     peer: Option<SocketAddr>,
     /// `open` is not done.
     is_opening: bool,
-    /// It was told that the server shuts down.
+    /// The service was informed that the server shuts down.
     is_told: bool,
     calls: u32,
 }

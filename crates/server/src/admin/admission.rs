@@ -58,11 +58,12 @@ pub(super) fn show(running: &Running) -> Response<Answer> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Change {
     pub(super) what: What,
-    /// The address of the one listener that is meant, with those that share its limits; `None` for all.
+    /// The address of the one listener that is meant, with those that share its limits; `None` for
+    /// all.
     pub(super) listener: Option<String>,
 }
 
-/// What is changed.
+/// The change that is ordered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Deny {
@@ -105,7 +106,7 @@ pub(super) const LIMITS: [&str; 5] =
     ["per_address", "address_rate", "connections_max", "connection_rate", "accept_rate"];
 
 impl Change {
-    /// What the query of an order asks for.
+    /// The change that the query of an order asks for.
     ///
     /// # Errors
     /// A sentence with the cause.
@@ -175,7 +176,7 @@ impl Change {
     }
 }
 
-/// That of all listeners, or of the one at this address and those that share its limits.
+/// The control of all listeners, or of the one at this address and those that share its limits.
 ///
 /// # Errors
 /// There is no listener at this address.

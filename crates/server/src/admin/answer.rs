@@ -25,7 +25,7 @@ const EVENTS: &str = "text/event-stream";
 /// The page: one file, without parts from elsewhere.
 const PAGE: &str = include_str!("page.html");
 
-/// What the page may do: its own script and style, and requests to where it came from.
+/// The permissions of the page: its own script and style, and requests to its own origin.
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; \
      connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -112,7 +112,8 @@ impl Body for Answer {
     }
 }
 
-/// An answer of any type. None may be kept, none is guessed to be of another type, and no other origin may embed it.
+/// An answer of any type. None may be kept, none is guessed to be of another type, and no other
+/// origin may embed it.
 fn response(status: StatusCode, kind: &'static str, content: Content) -> Response<Answer> {
     typed(status, HeaderValue::from_static(kind), content)
 }
@@ -167,7 +168,8 @@ pub(super) fn events(events: Events) -> Response<Answer> {
     response(StatusCode::OK, EVENTS, Content::Events(Box::new(events)))
 }
 
-/// There are as many requests of this kind as there may be: a later one may be answered. The connection makes room for others.
+/// There are as many requests of this kind as there may be: a later one may be answered. The
+/// connection makes room for others.
 pub(super) fn too_many(text: impl Into<String>) -> Response<Answer> {
     let mut response = sentence(StatusCode::SERVICE_UNAVAILABLE, text);
     response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("5"));

@@ -1,4 +1,5 @@
-//! Code that may block, on threads beside the endpoint's: a bounded number at once, and for a bounded time.
+//! Code that may block, on threads beside the endpoint's: a bounded number at once, and for a
+//! bounded time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,10 +14,12 @@ pub(super) const ROUTES_AT_ONCE: usize = 8;
 /// Those among them that need no token, so that they leave room for who has one.
 pub(super) const OPEN_ROUTES_AT_ONCE: usize = 4;
 
-/// Scrapes at once that ask collectors of the program: two scrapers, and those that come again while a collector hangs.
+/// Scrapes at once that ask collectors of the program: two scrapers, and those that come again
+/// while a collector hangs.
 pub(super) const SCRAPES_AT_ONCE: usize = 4;
 
-/// Writes of the file of orders: one that writes, and one that waits for it and writes what came meanwhile.
+/// Writes of the file of orders: one that writes, and one that waits for it and writes what came
+/// meanwhile.
 pub(super) const WRITES_AT_ONCE: usize = 2;
 
 /// Looks of the doctor at once: one for reports, and one for those who ask.
@@ -25,10 +28,12 @@ pub(super) const DOCTORS_AT_ONCE: usize = 2;
 /// Threads for all of them. None is started before it is needed.
 pub(super) const THREADS: usize = ROUTES_AT_ONCE + SCRAPES_AT_ONCE + WRITES_AT_ONCE + DOCTORS_AT_ONCE;
 
-/// An answer that takes longer is given up: below the time in which the endpoint answers each request, so that it can say so.
+/// An answer that takes longer is given up: below the time in which the endpoint answers each
+/// request, so that it can say so.
 pub(super) const WITHIN: Duration = Duration::from_secs(8);
 
-/// Room for a number of calls at once, which is taken until a call ends, whether a request waits for it or not.
+/// Room for a number of calls at once, which is taken until a call ends, whether a request waits
+/// for it or not.
 pub(super) struct Aside {
     room: Room,
     /// The room of which it is a part.
@@ -101,7 +106,7 @@ impl Aside {
         Some(Place { _taken: self.room.take()?, _of_whole: of_whole })
     }
 
-    /// How many calls may run at once.
+    /// The number of calls that may run at once.
     pub(super) fn max(&self) -> usize {
         self.room.max
     }

@@ -1,4 +1,5 @@
-//! The endpoint's one shard: it samples the server each second, writes reports while they are wanted, and answers requests.
+//! The endpoint's one shard: it samples the server each second, writes reports while they are
+//! wanted, and answers requests.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -46,14 +47,16 @@ use crate::shard::face::handle::Shard;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Shards have this long to answer for the lists of a report, so that one that is blocked delays it by no more.
+/// Shards have this long to answer for the lists of a report, so that one that is blocked delays it
+/// by no more.
 const LISTS_WITHIN: Duration = Duration::from_millis(250);
 
 /// And this long for `/connections`, which is asked for by hand.
 const CONNECTIONS_WITHIN: Duration = Duration::from_secs(1);
 
-/// A list costs the shards a walk through their tables, 10 ns a connection and more. So for each of these connections the lists
-/// are made a second later: at a million each 21 s, which is a thousandth of a core.
+/// A list costs the shards a walk through their tables, 10 ns a connection and more. So for each of
+/// these connections the lists are made a second later: at a million each 21 s, which is a
+/// thousandth of a core.
 const CONNECTIONS_A_SECOND: usize = 50_000;
 
 /// The doctor reads some fifty files.
@@ -68,11 +71,11 @@ const FILTER_BYTES_MAX: usize = 1024;
 /// The most connections that `/connections` shows.
 const LIMIT_MAX: usize = 1000;
 
-/// Requests of one address that are answered at once, without probes: a browser has six, and programs on this machine have the
-/// same address.
+/// Requests of one address that are answered at once, without probes: a browser has six, and
+/// programs on this machine have the same address.
 const ASKING_MAX: usize = 12;
 
-/// What the endpoint was told.
+/// The settings of the endpoint.
 pub(super) struct Settings {
     pub(super) gate: Gate,
     pub(super) log_level: Option<LogLevel>,
@@ -81,7 +84,7 @@ pub(super) struct Settings {
     pub(super) kept: Option<Arc<KeptOrders>>,
 }
 
-/// What the program adds to the endpoint.
+/// The program's additions to the endpoint.
 pub(super) struct Program {
     pub(super) routes: ProgramRoutes,
     pub(super) collectors: Arc<Collectors>,
@@ -105,11 +108,11 @@ impl Program {
     }
 }
 
-/// What the shard of the endpoint keeps.
+/// The state of the endpoint's shard.
 pub(super) struct Desk {
     pub(super) shard: Shard,
     pub(super) settings: Arc<Settings>,
-    /// Where code of the program runs, and the disk is waited for.
+    /// The threads on which code of the program runs, and the disk is waited for.
     pub(super) routes: Aside,
     pub(super) open_routes: Aside,
     pub(super) scrapes: Aside,
@@ -183,7 +186,7 @@ impl Desk {
         }
     }
 
-    /// What it read is kept as the sample of this second if it is `sampled`.
+    /// A report of now. Its reading is kept as the sample of this second if it is `sampled`.
     async fn report(self: &Rc<Self>, sampled: bool) -> Report {
         let Some(running) = self.running() else { return reports::starting() };
         self.examine().await;
@@ -198,7 +201,7 @@ impl Desk {
         reports::report(running, reading, then, &self.lists.borrow().0, self.findings.borrow().clone())
     }
 
-    /// Has the lists of connections made again, if they are due.
+    /// Makes the lists of connections again, if they are due.
     async fn list(&self, running: &Running) {
         let now = self.shard.now();
         let connections = running.control.stats().connections;
@@ -275,7 +278,8 @@ impl Desk {
         Ok(answer.map(|answer| answer.of(asking)))
     }
 
-    /// Answers a probe, whatever name it calls the endpoint by, or none: it tells nothing but how the server is.
+    /// Answers a probe, whatever name it calls the endpoint by, or none: it tells nothing but how
+    /// the server is.
     fn answered_probe(&self, request: &Request<Incoming>) -> Option<Response<Answer>> {
         let method = request.method();
         Some(match Route::probe(method, request.uri().path())? {
@@ -358,8 +362,8 @@ impl Desk {
         }
     }
 
-    /// Health: bad only if a shard is as good as dead, or none is left, since what restarts a server for it cuts off all
-    /// connections.
+    /// Health: bad only if a shard is as good as dead, or none is left, since what restarts a
+    /// server for it cuts off all connections.
     fn health(&self) -> Response<Answer> {
         let Some(running) = self.running() else { return answer::sentence(StatusCode::OK, "starting") };
         let shards = running.control.remotes().len();
@@ -480,7 +484,7 @@ fn close(running: &Running, shard: usize, id: ConnId) -> Response<Answer> {
     }
 }
 
-/// What `/doctor` is to expect of the server.
+/// The workload that `/doctor` is to expect of the server.
 ///
 /// # Errors
 /// A sentence with the cause.
@@ -489,7 +493,7 @@ fn parse_expected(query: Option<&str>) -> Result<Workload, String> {
     expected.unwrap_or_default().parse()
 }
 
-/// What `/connections` is asked for.
+/// The query of `/connections`.
 ///
 /// # Errors
 /// A sentence with the cause.

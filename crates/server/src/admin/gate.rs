@@ -1,6 +1,7 @@
 //! Which requests the endpoint answers.
 //!
-//! Any page that a browser shows may send requests to 127.0.0.1, so the address alone protects nothing:
+//! Any page that a browser shows may send requests to 127.0.0.1, so the address alone protects
+//! nothing:
 //!
 //! | attempt | refused since |
 //! |---|---|
@@ -52,7 +53,8 @@ pub(super) struct Tokens {
 
 impl Tokens {
     /// # Errors
-    /// A sentence with the cause: one that is easily guessed, or that a header cannot have, or both are the same.
+    /// A sentence with the cause: one that is easily guessed, or that a header cannot have, or both
+    /// are the same.
     pub(super) fn check(orders: Vec<(String, String)>, reads: Option<String>) -> Result<Tokens, String> {
         if orders.len() > TOKENS_MAX {
             return Err(format!("there are {} tokens; {TOKENS_MAX} is the most", orders.len()));
@@ -130,7 +132,8 @@ impl Gate {
         Gate { names: names.collect(), ips: ips.into_iter().collect(), tokens }
     }
 
-    /// A name as hosts are compared with it: in lower case, without the dot of a name that is whole.
+    /// A name as hosts are compared with it: in lower case, without the dot of a name that is
+    /// whole.
     ///
     /// # Errors
     /// A sentence with the cause, for a name that no `Host` can be.
@@ -164,7 +167,8 @@ impl Gate {
         }
     }
 
-    /// Refuses a request without a token that allows it, if there is one. Returns the name of its token.
+    /// Refuses a request without a token that allows it, if there is one. Returns the name of its
+    /// token.
     ///
     /// # Errors
     /// It is missing or wrong, or allows less.
@@ -196,7 +200,7 @@ impl Gate {
     /// Refuses a request with an effect that a page of another origin may have sent.
     ///
     /// # Errors
-    /// What it lacks.
+    /// The header that it lacks.
     pub(super) fn check_effect<B>(request: &Request<B>) -> Result<(), Refused> {
         let headers = request.headers();
         if headers.get(&HEADER).is_none_or(|value| value != "1") {
@@ -211,8 +215,9 @@ impl Gate {
         if all_same { Ok(()) } else { Err(Refused::Origin) }
     }
 
-    /// True for `localhost`, an address at which the endpoint listens, and names that were given; with any port, since tunnels
-    /// have others. Where it listens at all addresses, each address may be its own: a name that resolves to it is none.
+    /// True for `localhost`, an address at which the endpoint listens, and names that were given;
+    /// with any port, since tunnels have others. Where it listens at all addresses, each address
+    /// may be its own: a name that resolves to it is none.
     fn is_ours(&self, authority: &str) -> bool {
         let Ok(authority) = authority.parse::<Authority>() else { return false };
         if authority.as_str().contains('@') {
@@ -235,7 +240,7 @@ fn plain(host: &str) -> String {
     host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
 }
 
-/// What a request calls this endpoint.
+/// The name by which a request calls this endpoint.
 fn called<B>(request: &Request<B>) -> Result<&str, &'static str> {
     let mut all = request.headers().get_all(HOST).iter();
     match (all.next(), all.next()) {

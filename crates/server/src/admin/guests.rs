@@ -6,8 +6,8 @@
 //! | was answered, and asks nothing | then, that which has been so for longest |
 //! | waits for its answer, or listens to events | never: of these there are few |
 //!
-//! So no number of connections that say nothing keeps a probe out. What stays is bounded otherwise: requests of one address at
-//! once, and listeners to events of all.
+//! So no number of connections that say nothing keeps a probe out. What stays is bounded otherwise:
+//! requests of one address at once, and listeners to events of all.
 
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ use crate::stream::hyper_io::Fate;
 
 /// The connections of a listener.
 pub(super) struct Guests<C = Fate> {
-    /// How many there may be before one makes room for each further one.
+    /// The number of connections from which on one makes room for each further one.
     room: usize,
     present: RefCell<Vec<Rc<Guest<C>>>>,
 }
@@ -40,9 +40,10 @@ pub(super) struct Guest<C = Fate> {
     is_sent_away: Cell<bool>,
 }
 
-/// What can be ended.
+/// A connection that can be ended.
 pub(super) trait Ends {
-    /// Resets it: one that says nothing would not hear of an orderly end either, and keep its place for longer.
+    /// Resets it: one that says nothing would not hear of an orderly end either, and keep its place
+    /// for longer.
     fn end(&self);
 }
 
@@ -100,8 +101,8 @@ impl<C> Guest<C> {
         self.address
     }
 
-    /// A request came, which is answered once the result is told so or dropped, at this time of a clock. Until the drop it counts
-    /// for its address, unless it is a probe.
+    /// A request came, which is answered once the result is informed of it or dropped, at this time
+    /// of a clock. Until the drop it counts for its address, unless it is a probe.
     pub(super) fn asks(self: &Rc<Self>, is_probe: bool, now: impl Fn() -> Time + 'static) -> Asking
     where
         C: 'static,

@@ -1,4 +1,4 @@
-//! What a server was a moment ago: samples, one a second, of the last ten.
+//! The recent past of a server: samples, one a second, of the last ten.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -9,7 +9,7 @@ use ringserve_core::{ConnStats, Time};
 use crate::funnel::Figures;
 use crate::stats::ServerStats;
 
-/// How far back a report looks for what is recent.
+/// The time over which a report looks for what is recent.
 const WINDOW: Duration = Duration::from_secs(10);
 
 /// Rates are of this time at least: figures of shards are up to 100 ms old.
@@ -49,7 +49,8 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Keeps a sample, and forgets those that are too old: the oldest that stays is the last that is as old as the window.
+    /// Keeps a sample, and forgets those that are too old: the oldest that stays is the last that
+    /// is as old as the window.
     pub(super) fn push(&mut self, sample: Sample) {
         let is_out = |oldest: &Rc<Sample>| sample.at - oldest.at >= WINDOW;
         while self.samples.get(1).is_some_and(is_out) {
@@ -58,7 +59,8 @@ impl History {
         self.samples.push_back(Rc::new(sample));
     }
 
-    /// The sample to which what happened recently is compared; the one that is given if there is none.
+    /// The sample to which what happened recently is compared; the one that is given if there is
+    /// none.
     pub(super) fn before(&self, now: &Sample) -> Rc<Sample> {
         self.samples.front().cloned().unwrap_or_else(|| Rc::new(now.clone()))
     }

@@ -1,4 +1,5 @@
-//! Orders on who is let in that outlive the process: a file with a line for each, which is replaced as a whole.
+//! Orders on who is let in that outlive the process: a file with a line for each, which is replaced
+//! as a whole.
 //!
 //! ```text
 //!   an order ─▶ applied ─▶ noted here ─▶ FILE.new written, synced ─▶ renamed to FILE          the start ─▶ read ─▶ applied again
@@ -37,8 +38,8 @@ struct Order {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kept {
-    /// Denied, allowed, or neither any more, where an order for all listeners said so; until then, in seconds since the beginning
-    /// of 1970.
+    /// Denied, allowed, or neither again, where an order for all listeners said so; until then, in
+    /// seconds since the beginning of 1970.
     Network {
         verb: Verb,
         network: String,
@@ -152,7 +153,8 @@ impl Orders {
         self.0.retain(|order| !order.is_over(now));
         for order in self.orders_of(change, now) {
             self.0.retain(|known| !known.gives_way_to(&order));
-            // What is forgotten everywhere, or was said of that listener alone, needs no word any more.
+            // An order to forget that holds everywhere, or revokes one of that listener alone, need
+            // not be kept.
             let is_gone = matches!(&order.what, Kept::Network { verb: Verb::Forget, .. })
                 && (order.listener.is_none() || order.is_over(now));
             if !is_gone {
@@ -188,8 +190,9 @@ impl Orders {
         })
     }
 
-    /// As changes that are made now. Each costs as much as all networks that are there, so those of a verb and a listener are one,
-    /// but for what is said in between of the same network at other listeners, which may share its limits.
+    /// As changes that are made now. Each costs as much as all networks that are there, so those of
+    /// a verb and a listener are one, but for what is said in between of the same network at other
+    /// listeners, which may share its limits.
     fn changes(&self, now: u64) -> Vec<Again> {
         let mut changes: Vec<Again> = Vec::new();
         let (mut open, mut last_of) = (HashMap::new(), HashMap::new());
@@ -232,7 +235,7 @@ impl Orders {
     }
 }
 
-/// What was ordered and is applied again.
+/// An order that is applied again.
 enum Again {
     Limit(Change),
     /// Lists of networks, each with its time.
@@ -291,7 +294,8 @@ impl KeptOrders {
     /// Reads the file; without one there are no orders yet.
     ///
     /// # Errors
-    /// A sentence with the cause: it cannot be read, is too long, or has a line that is no order, or there is no directory for it.
+    /// A sentence with the cause: it cannot be read, is too long, or has a line that is no order,
+    /// or there is no directory for it.
     pub(super) fn read(file: PathBuf) -> Result<KeptOrders, String> {
         let shown = file.display().to_string();
         let wrong = |why: String| format!("the kept orders on admission in {shown}: {why}");
@@ -316,7 +320,8 @@ impl KeptOrders {
         Ok(KeptOrders { file, orders: Mutex::new(orders), writing: Mutex::default() })
     }
 
-    /// Applies all orders again. One that cannot be, as since its listener is gone, is told and stays in the file.
+    /// Applies all orders again. One that fails, as since its listener is gone, is reported and
+    /// stays in the file.
     pub(super) fn apply(&self, running: &Running, now: u64) {
         let changes = lock(&self.orders).changes(now);
         let count = changes.len();
@@ -353,8 +358,9 @@ impl KeptOrders {
         Ok(())
     }
 
-    /// Writes what was noted until now, in the place of the former file. It waits for the disk. Who takes a `place` for it finds at
-    /// most one of those that are taken with a writer that has begun: the others write what is noted until they have their turn.
+    /// Writes what was noted until now, in the place of the former file. It waits for the disk. Who
+    /// takes a `place` for it finds at most one of those that are taken with a writer that has
+    /// begun: the others write what is noted until they have their turn.
     ///
     /// # Errors
     /// A sentence with the cause; the former file is there still.

@@ -1,4 +1,5 @@
-//! Orders, and what the program answers: who is let in, what the log has of them, and where they are carried out.
+//! Orders, and what the program answers: who is let in, what the log has of them, and where they
+//! are carried out.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use super::routes::Order;
 use super::target::Running;
 use crate::metrics::scrape::{Exposition, of_server, scrape};
 
-/// Where an order is that was noted.
+/// The place of an order that was noted.
 enum Kept {
     Written,
     /// One that waits for the disk writes it too.
@@ -36,7 +37,7 @@ impl Desk {
     /// Lets a request in, with the name of its token.
     ///
     /// # Errors
-    /// The answer that refuses it. A refused order is told.
+    /// The answer that refuses it. A refused order is logged.
     pub(super) fn let_in<'a>(
         &'a self,
         request: &Request<Incoming>,
@@ -158,7 +159,8 @@ impl Desk {
                 match self.scrapes.run(&self.shard, collect).await {
                     Ok((text, collected)) => (text, Some(collected)),
                     Err(why) => {
-                        // The figures of the server are wanted most when the program does not answer.
+                        // The figures of the server are wanted most when the program does not
+                        // answer.
                         guarded(|| warn!("figures of the program are not in a scrape: {why:?}"));
                         (of_server(&running.control), Some((String::new(), all)))
                     }

@@ -1,4 +1,4 @@
-//! Where the endpoint listens.
+//! The addresses at which the endpoint listens.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -62,7 +62,7 @@ impl Place {
         }
     }
 
-    /// How many listeners there are at it.
+    /// The number of listeners at it.
     pub(super) fn listeners(&self) -> usize {
         match self {
             Place::Ip(addrs) => addrs.len(),

@@ -1,4 +1,5 @@
-//! Reports as they are written and read: one at a time, for however many requests and listeners there are.
+//! Reports as they are written and read: one at a time, for however many requests and listeners
+//! there are.
 //!
 //! ```text
 //!   /report.json ─▶ asks ─▶ waits for one that was begun after that ─┐
@@ -41,7 +42,7 @@ impl Issue {
     }
 }
 
-/// Where reports are asked for and published.
+/// The exchange where reports are asked for and published.
 #[derive(Default)]
 pub(super) struct Press {
     /// The number of the last report that was begun.

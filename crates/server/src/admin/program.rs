@@ -20,10 +20,11 @@ const PATH_BYTES_MAX: usize = 200;
 /// Bytes of an answer at most: 32 connections may each have one under way.
 pub(super) const ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// What a route answers with.
+/// The function that answers for a route.
 type Handler = Arc<dyn Fn(&AdminRequest) -> AdminAnswer + Send + Sync>;
 
-/// A path of the program at an [admin endpoint](crate::admin), for [`Admin::route`](super::Admin::route).
+/// A path of the program at an [admin endpoint](crate::admin), for
+/// [`Admin::route`](super::Admin::route).
 ///
 /// | | |
 /// |---|---|
@@ -65,7 +66,7 @@ pub struct AdminRoute {
 /// A request for an [`AdminRoute`].
 pub struct AdminRequest {
     pub(super) path: String,
-    /// Where that part of the path begins which the route leaves open.
+    /// The offset at which that part of the path begins which the route leaves open.
     pub(super) rest: usize,
     pub(super) query: Option<String>,
     pub(super) body: Vec<u8>,
@@ -73,7 +74,7 @@ pub struct AdminRequest {
     pub(super) server: Option<ServerControl>,
 }
 
-/// What an [`AdminRoute`] answers: text, if it is made of a string.
+/// The answer of an [`AdminRoute`]: text, if it is made of a string.
 #[derive(Clone, Debug)]
 pub struct AdminAnswer {
     status: u16,
@@ -82,8 +83,9 @@ pub struct AdminAnswer {
 }
 
 impl AdminRoute {
-    /// Answers GET and HEAD at `path`, which has no effect on the server. A path that ends in `/*` is all paths below it. A path
-    /// is ASCII, at most 200 bytes, and none of the endpoint's own; the start checks that.
+    /// Answers GET and HEAD at `path`, which has no effect on the server. A path that ends in `/*`
+    /// is all paths below it. A path is ASCII, at most 200 bytes, and none of the endpoint's own;
+    /// the start checks that.
     pub fn get<A: Into<AdminAnswer>>(
         path: impl Into<String>,
         answer: impl Fn(&AdminRequest) -> A + Send + Sync + 'static,
@@ -103,12 +105,14 @@ impl AdminRoute {
         AdminRoute { path, has_effect, is_open: false, about: String::new(), handler }
     }
 
-    /// Answers without a token, as `/healthz` does. The request's `Host` is checked all the same. An order is never open.
+    /// Answers without a token, as `/healthz` does. The request's `Host` is checked all the same.
+    /// An order is never open.
     pub fn open(self) -> AdminRoute {
         AdminRoute { is_open: true, ..self }
     }
 
-    /// What it is for: a few words in the list of paths, which is the answer to a path that there is not.
+    /// The purpose: a few words in the list of paths, which is the answer to a path that there is
+    /// not.
     pub fn about(self, words: impl Into<String>) -> AdminRoute {
         AdminRoute { about: words.into(), ..self }
     }
@@ -129,7 +133,7 @@ impl AdminRoute {
         (self.handler)(request)
     }
 
-    /// Where the open part of a path begins that is this route's.
+    /// The offset at which the open part of a path begins that is this route's.
     pub(super) fn rest_of(&self, path: &str) -> Option<usize> {
         match self.path.strip_suffix('*') {
             Some(folder) => (path.len() > folder.len() && path.starts_with(folder)).then_some(folder.len()),
@@ -187,17 +191,19 @@ impl AdminRequest {
         &self.path
     }
 
-    /// What is below the route's path, where that ends in `/*`, as it was sent: `%2F` stays. Empty for other routes.
+    /// The path below the route's own, where that ends in `/*`, as it was sent: `%2F` stays. Empty
+    /// for other routes.
     pub fn rest(&self) -> &str {
         &self.path[self.rest..]
     }
 
-    /// What is behind `?`, as it was sent.
+    /// The text after `?`, as it was sent.
     pub fn query(&self) -> Option<&str> {
         self.query.as_deref()
     }
 
-    /// The first value of a parameter of the query, with bytes that are written as `%2F`; `None` if it is missing, or no UTF-8.
+    /// The first value of a parameter of the query, with bytes that are written as `%2F`; `None` if
+    /// it is missing, or no UTF-8.
     pub fn parameter(&self, name: &str) -> Option<String> {
         routes::parameter(self.query.as_deref(), name)
     }
@@ -207,8 +213,8 @@ impl AdminRequest {
         &self.body
     }
 
-    /// The name of the token that the request has ([`Admin::named_token`](super::Admin::named_token)); `None` where none is asked
-    /// for.
+    /// The name of the token that the request has
+    /// ([`Admin::named_token`](super::Admin::named_token)); `None` where none is asked for.
     pub fn token_name(&self) -> Option<&str> {
         self.token.as_deref()
     }

@@ -38,7 +38,8 @@ pub(super) fn starting() -> Report {
     }
 }
 
-/// `reading` is of now; what is recent is what happened since `before`, and rates are since `second_ago`.
+/// `reading` is of now; what is recent is what happened since `before`, and rates are since
+/// `second_ago`.
 pub(super) fn report(
     running: &Running,
     reading: Reading,
@@ -133,7 +134,7 @@ fn upstream(of: UpstreamFigures) -> UpstreamReport {
     }
 }
 
-/// What the doctor says of the stage that is the cause now: it is what an operator came for.
+/// The doctor's finding about the stage that is the cause now: it is what an operator came for.
 fn present(stages: &[Stage]) -> Option<Finding> {
     let of = |state| stages.iter().find(|stage| stage.state == state);
     let (stage, severity) = match (of(State::Lost), of(State::Warn)) {

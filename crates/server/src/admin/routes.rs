@@ -4,7 +4,7 @@ use hyper::Method;
 use percent_encoding::percent_decode_str;
 use ringserve_core::ConnId;
 
-/// What a request asks for.
+/// The subject of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     Page,
@@ -23,7 +23,7 @@ pub(super) enum Route {
     ChangeAdmission(Order),
 }
 
-/// What an order changes of the limits on who is let in.
+/// A change of the limits on who is let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Deny,
@@ -94,7 +94,8 @@ impl Route {
         })
     }
 
-    /// The route that a probe asks for. `OPTIONS /` is how HAProxy asks where it is told nothing else.
+    /// The route that a probe asks for. `OPTIONS /` is how HAProxy asks unless it is configured
+    /// otherwise.
     pub(super) fn probe(method: &Method, path: &str) -> Option<Route> {
         match Route::find(path) {
             Some(Route::Page) if method == Method::OPTIONS => Some(Route::Ready),
@@ -107,8 +108,8 @@ impl Route {
         matches!(self, Route::Drain | Route::Close { .. } | Route::LogLevel | Route::ChangeAdmission(_))
     }
 
-    /// True if it tells nothing of the server but how it is, and so needs no token: for probes, and for the page that asks for
-    /// the token.
+    /// True if it tells nothing of the server but how it is, and so needs no token: for probes, and
+    /// for the page that asks for the token.
     pub(super) fn is_open(self) -> bool {
         matches!(self, Route::Page | Route::Health | Route::Ready)
     }
@@ -181,7 +182,8 @@ fn parse_id(text: &str) -> Option<(usize, ConnId)> {
 /// The value of each parameter of a query that is known, with bytes that are written as `%2F`.
 ///
 /// # Errors
-/// A sentence with the cause: a parameter that is not known, or is there twice, or a value that is no UTF-8.
+/// A sentence with the cause: a parameter that is not known, or is there twice, or a value that is
+/// no UTF-8.
 pub(super) fn parameters<const N: usize>(
     query: Option<&str>,
     known: [&str; N],

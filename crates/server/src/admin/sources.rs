@@ -1,4 +1,5 @@
-//! Figures of the server that is looked at, as the funnel and reports have them. No shard is asked for them.
+//! Figures of the server that is looked at, as the funnel and reports have them. No shard is asked
+//! for them.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use crate::inspect::{ConnInfo, ConnState, Inspection};
 use crate::stats::{AcceptQueueStats, ServerStats, Stall};
 use crate::watch::state::State;
 
-/// A stall that ended longer ago is none any more.
+/// A stall that ended longer ago no longer counts.
 const RECENT: Duration = Duration::from_secs(10);
 
 /// Everything that is read of a server at once.
@@ -118,7 +119,7 @@ impl Running {
         each.collect()
     }
 
-    /// How long a shard has been in its turn, if it is in one.
+    /// The time that a shard has been in its turn, if it is in one.
     pub(super) fn in_turn_for(&self, shard: usize) -> Option<Duration> {
         match self.control.remotes().get(shard)?.state() {
             State::Turn(began) => Some(self.control.now() - began),
@@ -132,7 +133,7 @@ impl Running {
         self.facts.limits.get(number)
     }
 
-    /// What outboxes tell, the largest by name.
+    /// The figures of outboxes, the largest by name.
     pub(super) fn outboxes(&self, stats: &ServerStats, of: &Inspection) -> OutboxFigures {
         let is_held_back = |conn: &&ConnInfo| conn.state == ConnState::HeldBack;
         // One that is held back is worth more words than a larger one that moves.
@@ -149,7 +150,7 @@ impl Running {
         }
     }
 
-    /// What the calls that wait tell, the one that waits longest by name.
+    /// The figures of calls that wait, the one that waits longest by name.
     pub(super) fn waiting(&self, stats: &ServerStats, of: &Inspection) -> WaitingFigures {
         let Some(oldest) = of.connections.first() else { return WaitingFigures::default() };
         let limits = self.limits(stats, &oldest.service);
@@ -212,7 +213,7 @@ pub(super) fn stall(stall: &Stall) -> report::Stall {
     }
 }
 
-/// What the doctor finds, by files that are read: some milliseconds.
+/// The findings of the doctor, by files that are read: some milliseconds.
 pub(super) fn findings(running: &Running, expected: &Workload) -> Vec<report::Finding> {
     let each = running.control.doctor_for(expected).into_iter().map(|found| report::Finding {
         check: found.check.to_owned(),

@@ -19,9 +19,10 @@ pub(super) struct Target {
 pub(super) struct Running {
     pub(super) control: ServerControl,
     pub(super) facts: Facts,
-    /// The machine, with files that are open since the server began: reports are asked for most when descriptors are used up.
+    /// The machine, with files that are open since the server began: reports are asked for most
+    /// when descriptors are used up.
     pub(super) machine: Machine,
-    /// What it had counted then.
+    /// The machine's counts of then.
     pub(super) before: MachineFigures,
 }
 

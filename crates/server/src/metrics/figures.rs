@@ -1,5 +1,5 @@
-//! Figures of the program: counters, gauges and histograms that each shard counts for itself, and that are summed when they are
-//! read.
+//! Figures of the program: counters, gauges and histograms that each shard counts for itself, and
+//! that are summed when they are read.
 
 #[cfg(test)]
 mod tests;
@@ -41,16 +41,18 @@ const RESERVED: [&str; 2] = ["ringserve_", "process_"];
 /// Buckets for times in seconds, from a millisecond to ten seconds.
 pub const SECONDS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// Counters, gauges and histograms of the program. Each thread counts in separate cells, which are summed when the figures are
-/// read: to count is a load and a store, without a lock or an instruction that other cores wait for.
+/// Counters, gauges and histograms of the program. Each thread counts in separate cells, which are
+/// summed when the figures are read: to count is a load and a store, without a lock or an
+/// instruction that other cores wait for.
 ///
-/// A name is registered once, in `main` as a rule, with its help and its labels. The result is moved into the factory, which asks
-/// it for a handle of each series on its shard ([`Counters::with`]). The handle counts, and stays on its thread. To make one takes
-/// a lock and allocates 256 bytes, so a factory or a session keeps it, and no call makes one.
+/// A name is registered once, in `main` as a rule, with its help and its labels. The result is
+/// moved into the factory, which asks it for a handle of each series on its shard
+/// ([`Counters::with`]). The handle counts, and stays on its thread. To make one takes a lock and
+/// allocates 256 bytes, so a factory or a session keeps it, and no call makes one.
 ///
-/// A name that is there with another type, or is not in order otherwise, is no panic: its figures are not shown.
-/// [`check`](Figures::check) says so, a line of the log too, and a server that shows them on its admin endpoint (`Admin::figures`)
-/// does not start.
+/// A name that is there with another type, or is not in order otherwise, is no panic: its figures
+/// are not shown. [`check`](Figures::check) says so, a line of the log too, and a server that shows
+/// them on its admin endpoint (`Admin::figures`) does not start.
 ///
 /// ```no_run
 /// use ringserve::admin::Admin;
@@ -117,7 +119,7 @@ impl Default for Shared {
     }
 }
 
-/// What is wrong with [`Figures`]: each name that cannot be shown, and why.
+/// A fault of [`Figures`]: each name that cannot be shown, and why.
 #[derive(Clone, PartialEq, Eq)]
 pub struct FiguresError(String);
 
@@ -137,7 +139,7 @@ struct Family {
     help: String,
     labels: Vec<String>,
     kind: Kind,
-    /// Where the buckets of a histogram end.
+    /// The ends of a histogram's buckets.
     ends: Arc<[f64]>,
     shared: Arc<Shared>,
     series: Mutex<BTreeMap<Values, Series>>,
@@ -153,7 +155,7 @@ enum Kind {
 /// The values of its labels.
 type Values = Arc<[Box<str>]>;
 
-/// What all threads counted under the same values.
+/// The counts of all threads under the same values.
 #[derive(Clone, Default)]
 struct Series {
     /// Of handles that are gone.
@@ -164,8 +166,9 @@ struct Series {
 /// Cells of a piece at most.
 const PIECE: usize = 64;
 
-/// The cells of the handles that are there, in pieces: a reader takes what there is with one step for each piece, and reads it without
-/// the lock. Who adds or removes cells meanwhile copies the piece that it changes, and no other.
+/// The cells of the handles that are there, in pieces: a reader takes what there is with one step
+/// for each piece, and reads it without the lock. Who adds or removes cells meanwhile copies the
+/// piece that it changes, and no other.
 #[derive(Clone, Default)]
 struct Live {
     pieces: Vec<Arc<Vec<Arc<Cells>>>>,
@@ -205,18 +208,19 @@ impl Live {
     }
 }
 
-/// What one handle counts. On lines that no other thread writes: 128 bytes, since processors fetch lines of 64 in pairs.
+/// The counts of one handle. On lines that no other thread writes: 128 bytes, since processors
+/// fetch lines of 64 in pairs.
 #[repr(align(128))]
 struct Cells {
     /// The count, the value of a gauge as `i64`, or the sum of a histogram as `f64`.
     value: AtomicU64,
-    /// How often a value was in each bucket, the one without an end last.
+    /// The number of values in each bucket, the one without an end last.
     buckets: Box<[AtomicU64]>,
-    /// Where they are among those of their series. Read and written under its lock.
+    /// The index of these cells among those of their series. Read and written under its lock.
     place: AtomicUsize,
 }
 
-/// What several handles counted.
+/// The counts of several handles.
 #[derive(Clone, Default)]
 struct Sum {
     whole: u64,
@@ -247,30 +251,33 @@ impl Series {
 }
 
 impl Figures {
-    /// Series of each name at most, 1000 by default and 1 at least. A series is what has the same values of all labels. What comes
-    /// beyond counts in one more, in which each label is `other`. It holds for series that are made later.
+    /// Series of each name at most, 1000 by default and 1 at least. A series is what has the same
+    /// values of all labels. What comes beyond counts in one more, in which each label is `other`.
+    /// It holds for series that are made later.
     pub fn series_max(self, series: usize) -> Figures {
         self.shared.series_max.store(series.max(1), Ordering::Relaxed);
         self
     }
 
-    /// Registers a counter: what is added up, such as messages. Its name is shown with `_total` behind it, whether it was given
-    /// so or not; `help` is a line for people. The same registration again, with the same help and labels, is the same counter.
+    /// Registers a counter: what is added up, such as messages. Its name is shown with `_total`
+    /// behind it, whether it was given so or not; `help` is a line for people. The same
+    /// registration again, with the same help and labels, is the same counter.
     ///
-    /// Names have letters, digits, `_` and `:`, labels all of them but the colon, and neither begins with a digit. Names that
-    /// begin with `ringserve_` or `process_` are the server's.
+    /// Names have letters, digits, `_` and `:`, labels all of them but the colon, and neither
+    /// begins with a digit. Names that begin with `ringserve_` or `process_` are the server's.
     pub fn counter<const N: usize>(&self, name: &str, help: &str, labels: [&str; N]) -> Counters<N> {
         let name = name.strip_suffix("_total").unwrap_or(name);
         Counters { family: self.register(Kind::Counter, name, help, &labels, &[]) }
     }
 
-    /// Registers a gauge: what rises and falls, such as peers that are here. Shown is the sum of all its handles.
+    /// Registers a gauge: what rises and falls, such as peers that are here. Shown is the sum of
+    /// all its handles.
     pub fn gauge<const N: usize>(&self, name: &str, help: &str, labels: [&str; N]) -> Gauges<N> {
         Gauges { family: self.register(Kind::Gauge, name, help, &labels, &[]) }
     }
 
-    /// Registers a histogram: how often values were in each bucket. `buckets` are where they end, rising, 64 at most, and one
-    /// without an end is added: [`SECONDS`] are some for times.
+    /// Registers a histogram: how often values were in each bucket. `buckets` are where they end,
+    /// rising, 64 at most, and one without an end is added: [`SECONDS`] are some for times.
     pub fn histogram<const N: usize>(
         &self,
         name: &str,
@@ -284,8 +291,9 @@ impl Figures {
     /// Whether all that was registered so far can be shown.
     ///
     /// # Errors
-    /// What cannot, with each cause: a name or a label that is none, one that is the server's, one that is there with another type,
-    /// help or labels, or whose lines would have the name of another's; buckets that do not rise; more than 1000 names.
+    /// The names that cannot be shown, each with its cause: a name or a label that is none, one
+    /// that is the server's, one that is there with another type, help or labels, or whose lines
+    /// would have the name of another's; buckets that do not rise; more than 1000 names.
     pub fn check(&self) -> Result<(), FiguresError> {
         let faults = lock(&self.shared.faults);
         match faults.is_empty() {
@@ -583,26 +591,28 @@ pub struct ValueHistogram {
 }
 
 impl<const N: usize> Counters<N> {
-    /// A counter of the series with these values of the labels, in their order, for this thread. The series is shown from now on,
-    /// as 0 until it counts. Several of the same series are summed, and what a counter counted stays when it is dropped. It takes a
-    /// lock, and values are cut at 128 bytes.
+    /// A counter of the series with these values of the labels, in their order, for this thread.
+    /// The series is shown from now on, as 0 until it counts. Several of the same series are
+    /// summed, and what a counter counted stays when it is dropped. It takes a lock, and values are
+    /// cut at 128 bytes.
     pub fn with(&self, values: [&str; N]) -> Counter {
         Counter { own: Rc::new(self.family.own(&values)) }
     }
 }
 
 impl<const N: usize> Gauges<N> {
-    /// A gauge of the series with these values of the labels, in their order, for this thread: 0 until it is set. Several of the
-    /// same series are summed, and the number of one that is dropped is there no more. It takes a lock, and values are cut at
-    /// 128 bytes.
+    /// A gauge of the series with these values of the labels, in their order, for this thread: 0
+    /// until it is set. Several of the same series are summed, and the number of one that is
+    /// dropped is there no more. It takes a lock, and values are cut at 128 bytes.
     pub fn with(&self, values: [&str; N]) -> Gauge {
         Gauge { own: Rc::new(self.family.own(&values)) }
     }
 }
 
 impl<const N: usize> Histograms<N> {
-    /// A histogram of the series with these values of the labels, in their order, for this thread. Several of the same series are
-    /// summed, and what was counted stays when it is dropped. It takes a lock, and values are cut at 128 bytes.
+    /// A histogram of the series with these values of the labels, in their order, for this thread.
+    /// Several of the same series are summed, and what was counted stays when it is dropped. It
+    /// takes a lock, and values are cut at 128 bytes.
     pub fn with(&self, values: [&str; N]) -> ValueHistogram {
         ValueHistogram { own: Rc::new(self.family.own(&values)) }
     }
@@ -631,8 +641,8 @@ impl Gauge {
 }
 
 impl ValueHistogram {
-    /// Counts a value: it is in the first bucket whose end is not below it. One that is no number counts in the last one, and not
-    /// in the sum.
+    /// Counts a value: it is in the first bucket whose end is not below it. One that is no number
+    /// counts in the last one, and not in the sum.
     #[inline]
     pub fn observe(&self, value: f64) {
         let Own { cells, family, .. } = &*self.own;

@@ -11,15 +11,18 @@ use ringserve_base::host::{open_descriptors, soft_limit};
 
 use super::families::Families;
 
-/// Ticks of a second in `/proc`: the kernel's constant for programs (`USER_HZ`) on each processor that Linux is built for here.
+/// Ticks of a second in `/proc`: the kernel's constant for programs (`USER_HZ`) on each processor
+/// that Linux is built for here.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// The process by its names in Prometheus, for a [registry](prometheus_client::registry::Registry) of the program's:
-/// `process_cpu_seconds_total`, `process_open_fds`, `process_max_fds`, `process_resident_memory_bytes`,
-/// `process_virtual_memory_bytes` and `process_start_time_seconds`.
+/// The process by its names in Prometheus, for a [registry](prometheus_client::registry::Registry)
+/// of the program's: `process_cpu_seconds_total`, `process_open_fds`, `process_max_fds`,
+/// `process_resident_memory_bytes`, `process_virtual_memory_bytes` and
+/// `process_start_time_seconds`.
 ///
-/// [`Metrics::write_prometheus`](super::Metrics::write_prometheus) and `/metrics` of an admin endpoint have them already. A figure
-/// that `/proc` does not tell is left out. A read takes four files, some tens of microseconds.
+/// [`Metrics::write_prometheus`](super::Metrics::write_prometheus) and `/metrics` of an admin
+/// endpoint have them already. A figure that `/proc` does not tell is left out. A read takes four
+/// files, some tens of microseconds.
 ///
 /// ```
 /// use ringserve::metrics::Process;
@@ -35,7 +38,7 @@ const TICKS_PER_SECOND: f64 = 100.0;
 #[non_exhaustive]
 pub struct Process {}
 
-/// What `/proc` tells of a process.
+/// The figures of a process in `/proc`.
 #[derive(Debug, Default, PartialEq)]
 struct ProcessFigures {
     cpu_seconds: Option<f64>,
@@ -50,7 +53,8 @@ struct ProcessFigures {
 impl ProcessFigures {
     fn of(machine: &Machine, booted: Option<f64>) -> ProcessFigures {
         let stat = machine.text("/proc/self/stat").unwrap_or_default();
-        // The name of the program is in parentheses, and may have some itself. The third field is behind it.
+        // The name of the program is in parentheses, and may have some itself. The third field is
+        // behind it.
         let fields: Vec<&str> =
             stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
         let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();

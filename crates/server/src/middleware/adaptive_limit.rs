@@ -12,12 +12,14 @@ use crate::shard::face::closed::Failure;
 use crate::shard::face::cx::Cx;
 use crate::shard::face::service::{Service, delegate_to_service};
 
-/// Bounds the calls in flight of a shard as [`ConcurrencyLimit`](super::ConcurrencyLimit) does, by a number that it finds
-/// itself: for calls that wait for something whose capacity changes or is not known, as a database.
+/// Bounds the calls in flight of a shard as [`ConcurrencyLimit`](super::ConcurrencyLimit) does, by
+/// a number that it finds itself: for calls that wait for something whose capacity changes or is
+/// not known, as a database.
 ///
-/// As calls take longer than they used to, the bound falls, since those beyond what the other side can do wait there in a
-/// queue; as they take as long as before, it rises. The rule is [`Gradient2`]. Only calls that wait are timed; one that finishes
-/// at once costs no clock read. It takes some 100 bytes for each shard.
+/// As calls take longer than they used to, the bound falls, since those beyond what the other side
+/// can do wait there in a queue; as they take as long as before, it rises. The rule is
+/// [`Gradient2`]. Only calls that wait are timed; one that finishes at once costs no clock read. It
+/// takes some 100 bytes for each shard.
 ///
 /// ```
 /// use ringserve::middleware::{AdaptiveLimit, Gradient2};
@@ -50,13 +52,15 @@ impl<S> AdaptiveLimit<S> {
         AdaptiveLimit { service, permits: Permits::new(rule.limit()), rule: RefCell::new(rule) }
     }
 
-    /// Sheds calls that wait for too long: while the oldest of those that wait has waited for more than half of `time` at each
-    /// moment of the last `10 * time`, the call that came last goes first, and one that waits for more than `time` is given to
-    /// [`Service::shed`], whatever the load of the shard. Where that has it served the call waits on, before all that came later
+    /// Sheds calls that wait for too long: while the oldest of those that wait has waited for more
+    /// than half of `time` at each moment of the last `10 * time`, the call that came last goes
+    /// first, and one that waits for more than `time` is given to [`Service::shed`], whatever the
+    /// load of the shard. Where that has it served the call waits on, before all that came later
     /// and were not asked about. 10 ms is prudent for calls of 1 ms.
     ///
-    /// Callers that each wait for their answer make such a queue too, if they are more than the bound: leave this out for them.
-    /// Without it calls are shed so, after 10 ms, only from [`Load::Shedding`](crate::overload::Load::Shedding) on.
+    /// Callers that each wait for their answer make such a queue too, if they are more than the
+    /// bound: leave this out for them. Without it calls are shed so, after 10 ms, only from
+    /// [`Load::Shedding`](crate::overload::Load::Shedding) on.
     #[must_use]
     pub fn shed_after(self, time: Duration) -> Self {
         Self { permits: self.permits.late_after(time), ..self }
@@ -72,8 +76,8 @@ impl<S> AdaptiveLimit<S> {
         self.permits.max()
     }
 
-    /// Calls in flight now, without those that wait for their turn. More than [`limit`](AdaptiveLimit::limit) for a moment
-    /// after that fell.
+    /// Calls in flight now, without those that wait for their turn. More than
+    /// [`limit`](AdaptiveLimit::limit) for a moment after that fell.
     pub fn in_flight(&self) -> usize {
         self.permits.held()
     }
@@ -114,8 +118,9 @@ impl<S: Service<H>, H: 'static> Service<H> for AdaptiveLimit<S> {
     delegate_to_service!(S, H, true);
 }
 
-/// The rule of Netflix's [concurrency-limits] by that name: the bound is multiplied by how much longer calls used to take than
-/// they do now, and grows by a few more for as long as they take no longer.
+/// The rule of Netflix's [concurrency-limits] by that name: the bound is multiplied by how much
+/// longer calls used to take than they do now, and grows by a few more for as long as they take no
+/// longer.
 ///
 /// ```text
 /// short    = mean of the last window of calls, as many as the bound and at least 10
@@ -140,13 +145,13 @@ pub struct Gradient2 {
     window: (f64, usize),
 }
 
-/// How much longer than on average calls may take before the bound falls.
+/// The factor by which calls may take longer than on average before the bound falls.
 const TOLERANCE: f64 = 1.5;
 
 /// The share of a new value in the bound.
 const SMOOTHING: f64 = 0.2;
 
-/// What the bound grows by in a window in which calls take no longer.
+/// The step by which the bound grows in a window in which calls take no longer.
 const GROWTH: f64 = 4.0;
 
 /// Windows of which `long` is the average.
@@ -182,7 +187,8 @@ impl Gradient2 {
         (self.limit as usize).clamp(self.min, self.max)
     }
 
-    /// Takes the time of a call that ended while `in_flight` were in flight, itself included. Returns the bound from now on.
+    /// Takes the time of a call that ended while `in_flight` were in flight, itself included.
+    /// Returns the bound from now on.
     pub fn sample(&mut self, time: Duration, in_flight: usize) -> usize {
         let (sum, calls) = &mut self.window;
         (*sum, *calls) = (*sum + time.as_secs_f64(), *calls + 1);
@@ -219,7 +225,8 @@ mod tests {
 
     const TIME: Duration = Duration::from_millis(10);
 
-    /// The bound after `windows` windows of calls that take `time`, with as many in flight as it lets.
+    /// The bound after `windows` windows of calls that take `time`, with as many in flight as it
+    /// lets.
     fn after(rule: &mut Gradient2, windows: usize, time: Duration) -> usize {
         for _ in 0..windows {
             let calls = WINDOW_MIN.max(rule.limit());

@@ -1,4 +1,5 @@
-//! A semaphore of one shard: first in, first out, and what comes last first while calls wait for too long.
+//! A semaphore of one shard: first in, first out, and what comes last first while calls wait for
+//! too long.
 //!
 //! ```text
 //!                 ┌─ late: waited too long, woken to ask its service
@@ -24,18 +25,19 @@ use crate::shard::face::cx::Cx;
 use crate::shard::face::handle::Shard;
 use crate::shard::face::service::Service;
 
-/// What a call may wait while its shard sheds requests, unless the program says how long: twice the wait at which Facebook's
-/// CoDel sees a queue that stands.
+/// The wait of a call while its shard sheds requests, at most and unless the program says how long:
+/// twice the wait at which Facebook's CoDel sees a queue that stands.
 const LATE_AFTER: Duration = Duration::from_millis(10);
 
-/// Late calls that are woken at once. More of them are found by the next permit that comes back, and the next call.
+/// Late calls that are woken at once. More of them are found by the next permit that comes back,
+/// and the next call.
 const LATE_AT_ONCE: usize = 32;
 
 /// A bound on how many calls hold a permit at once.
 ///
-/// Invariant: while a call waits, no permit is free. A returned permit goes to a waiting call by taking that off the lists; a
-/// call that finds itself off the lists has a permit. A lower bound takes no permit back: more than `max` are held until as many
-/// came back.
+/// Invariant: while a call waits, no permit is free. A returned permit goes to a waiting call by
+/// taking that off the lists; a call that finds itself off the lists has a permit. A lower bound
+/// takes no permit back: more than `max` are held until as many came back.
 #[derive(Debug)]
 pub(crate) struct Permits {
     held: Cell<usize>,
@@ -48,7 +50,8 @@ pub(crate) struct Permits {
     shard: OnceCell<Shard>,
 }
 
-/// Waiting calls, by a number that only grows: a dropped call leaves without a search through the others.
+/// Waiting calls, by a number that only grows: a dropped call leaves without a search through the
+/// others.
 #[derive(Debug, Default)]
 struct Waiting {
     queue: BTreeMap<u64, Waits>,
@@ -74,8 +77,8 @@ impl Waiting {
         self.queue.range(self.late_below..).next().map(|(_, waits)| waits.since)
     }
 
-    /// Takes the waker of the first call that is not late and began to wait before, and makes it late. `None` in it if that was
-    /// taken before.
+    /// Takes the waker of the first call that is not late and began to wait before, and makes it
+    /// late. `None` in it if that was taken before.
     fn make_late(&mut self, before: Time) -> Option<Option<Waker>> {
         let (number, waits) = self.queue.range_mut(self.late_below..).next()?;
         if waits.since >= before {
@@ -120,7 +123,8 @@ impl Permits {
         self.held.get() < self.max.get()
     }
 
-    /// Permits that calls hold, those included that were given to a call which does not know of it yet.
+    /// Permits that calls hold, those included that were given to a call which does not know of it
+    /// yet.
     pub(crate) fn held(&self) -> usize {
         self.held.get()
     }
@@ -154,7 +158,8 @@ impl Permits {
         }
     }
 
-    /// Waits for a permit for a call of `service`. `None` if the call was late, and the service answered it.
+    /// Waits for a permit for a call of `service`. `None` if the call was late, and the service
+    /// answered it.
     pub(crate) async fn for_call<S: Service<H>, H>(
         &self,
         service: &S,
@@ -195,7 +200,8 @@ impl Permits {
         for _ in 0..LATE_AT_ONCE {
             let late = self.waiting.borrow_mut().make_late(since);
             match late {
-                // A waker is user code: nothing is borrowed here, and this may be a drop in the middle of another panic.
+                // A waker is user code: nothing is borrowed here, and this may be a drop in the
+                // middle of another panic.
                 Some(waker) => _ = waker.map(wake),
                 None => break,
             }
@@ -233,7 +239,8 @@ fn before(now: Time, time: Duration) -> Time {
 /// A call waits for too long.
 pub(crate) struct Late;
 
-/// Waits for a permit. A drop leaves the lists, and passes on a permit that was given and not taken.
+/// Waits for a permit. A drop leaves the lists, and passes on a permit that was given and not
+/// taken.
 struct Acquire<'a, 's> {
     permits: &'a Permits,
     /// For calls that may be late.

@@ -12,15 +12,17 @@ use crate::shard::face::closed::Failure;
 use crate::shard::face::cx::Cx;
 use crate::shard::face::service::{Service, delegate_to_service};
 
-/// How long a call waits at most, unless the program says so.
+/// The longest wait of a call, unless the program says so.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Bounds how fast the connections of a key send together: those of a user, an API key, a tenant.
 ///
-/// A frame that comes too early is given to [`Service::shed`], which answers it in the words of the protocol. Where that has it
-/// served, as it does by default, the call waits for its turn, and holds up its connection as any pending call does; one that would
-/// wait for more than [`wait_max`](RateLimit::wait_max) fails, and its connection is closed, with
-/// [`RateLimitError::TooFast`]. The wait counts towards [`Limits::handler_timeout`](crate::Limits::handler_timeout).
+/// A frame that comes too early is given to [`Service::shed`], which answers it in the words of the
+/// protocol. Where that has it served, as it does by default, the call waits for its turn, and
+/// holds up its connection as any pending call does; one that would wait for more than
+/// [`wait_max`](RateLimit::wait_max) fails, and its connection is closed, with
+/// [`RateLimitError::TooFast`]. The wait counts towards
+/// [`Limits::handler_timeout`](crate::Limits::handler_timeout).
 ///
 /// ```
 /// use std::cell::Cell;
@@ -62,9 +64,10 @@ const WAIT_MAX: Duration = Duration::from_secs(10);
 /// # }
 /// ```
 ///
-/// The bytes are those of the frame, without what its framing puts around it. A frame without a key is served. It allocates
-/// nothing; a call reads the clock once, and its key should be a number or bytes of fixed length, since it is made for each frame.
-/// For the memory of each key see [`KeyRates`].
+/// The bytes are those of the frame, without what its framing puts around it. A frame without a key
+/// is served. It allocates nothing; a call reads the clock once, and its key should be a number or
+/// bytes of fixed length, since it is made for each frame. For the memory of each key see
+/// [`KeyRates`].
 #[derive(Clone, Debug)]
 pub struct RateLimit<S, F> {
     service: S,
@@ -74,8 +77,9 @@ pub struct RateLimit<S, F> {
 }
 
 impl<S, F> RateLimit<S, F> {
-    /// Bounds how fast `service` is called for each key, which `key` tells for each frame. Give clones of the same `rates` to
-    /// all shards. A frame for which it is `None` is served: one before the log-in, for example.
+    /// Bounds how fast `service` is called for each key, which `key` tells for each frame. Give
+    /// clones of the same `rates` to all shards. A frame for which it is `None` is served: one
+    /// before the log-in, for example.
     pub fn by_key<H, K: Hash>(service: S, rates: KeyRates, key: F) -> RateLimit<S, F>
     where
         S: Service<H>,
@@ -84,9 +88,10 @@ impl<S, F> RateLimit<S, F> {
         RateLimit { service, rates, key, wait_max: WAIT_MAX }
     }
 
-    /// Sets how long a call that came too early waits at most. Default 10 s; zero closes each connection that sends too fast, unless
-    /// [`Service::shed`] answers it. A call that waits has its turn, and takes it from others of the key even if its connection
-    /// ends meanwhile: for as long the key may be blocked by what was sent before.
+    /// Sets how long a call that came too early waits at most. Default 10 s; zero closes each
+    /// connection that sends too fast, unless [`Service::shed`] answers it. A call that waits has
+    /// its turn, and takes it from others of the key even if its connection ends meanwhile: for as
+    /// long the key may be blocked by what was sent before.
     #[must_use]
     pub fn wait_max(self, time: Duration) -> Self {
         Self { wait_max: time, ..self }
@@ -116,7 +121,8 @@ where
                     cx.head().count_shed();
                     return Ok(());
                 }
-                // Each waits once, for its own turn: of many that waited for the same one all but one would wait again.
+                // Each waits once, for its own turn: of many that waited for the same one all but
+                // one would wait again.
                 let wait = self.rates.reserve(cx.shard(), &key, units, self.wait_max);
                 cx.sleep(wait.map_err(RateLimitError::TooFast)?).await;
             }

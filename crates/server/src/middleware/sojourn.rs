@@ -1,7 +1,8 @@
 //! Whether a queue stands: the shortest wait of a while, as in CoDel.
 //!
-//! A queue that was empty, or nearly so, at any moment of the last interval takes up a burst, and is as it should be. One whose
-//! oldest call waited for longer than the target at each moment of it only makes all of them wait.
+//! A queue that was empty, or nearly so, at any moment of the last interval takes up a burst, and
+//! is as it should be. One whose oldest call waited for longer than the target at each moment of it
+//! only makes all of them wait.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -33,7 +34,7 @@ impl Sojourn {
         }
     }
 
-    /// What a call may wait behind a queue that stands.
+    /// The time that a call may wait in a queue that stands.
     pub(super) fn late_after(&self) -> Duration {
         self.late_after
     }

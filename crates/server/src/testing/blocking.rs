@@ -24,7 +24,7 @@ const SLOW_MAX: u64 = 5_000_000_000;
 #[derive(Default)]
 pub(crate) struct Names {
     addrs: Mutex<BTreeMap<String, Vec<IpAddr>>>,
-    /// How long a look-up takes, where the test says so.
+    /// The duration of a look-up, where the test says so.
     takes: Mutex<BTreeMap<String, Duration>>,
 }
 

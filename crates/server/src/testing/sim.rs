@@ -30,7 +30,8 @@ use crate::watched_service::Watches;
 /// The most virtual time for clients and servers to come to their end.
 const ENDS_WITHIN: Duration = Duration::from_secs(400 * 24 * 3600);
 
-/// One run: a network, a clock, servers and clients, all on the test's thread. See the [module](crate::testing).
+/// One run: a network, a clock, servers and clients, all on the test's thread. See the
+/// [module](crate::testing).
 pub struct Sim {
     world: Rc<World>,
     /// The servers' clocks at the start.
@@ -43,10 +44,11 @@ impl Sim {
         Sim { world, age, clients: Cell::new(0) }
     }
 
-    /// Starts a server, with one shard unless it says how many, and returns the first address at which it listens.
+    /// Starts a server, with one shard unless it says how many, and returns the first address at
+    /// which it listens.
     ///
-    /// Driver, socket options and pinning of the server have no effect. Unix sockets and [runtimes](crate::Server::runtime) are
-    /// not simulated.
+    /// Driver, socket options and pinning of the server have no effect. Unix sockets and
+    /// [runtimes](crate::Server::runtime) are not simulated.
     ///
     /// # Panics
     /// If the server does not start. [`start`](Sim::start) returns the error.
@@ -79,8 +81,8 @@ impl Sim {
         self.start_prepared(server.with(move |shard: &Shard| watches.over(factory(shard))))
     }
 
-    /// Starts a server of [several services](crate::Server::new), as [`serve`](Sim::serve). Returns its addresses, in the order
-    /// of the endpoints.
+    /// Starts a server of [several services](crate::Server::new), as [`serve`](Sim::serve). Returns
+    /// its addresses, in the order of the endpoints.
     ///
     /// # Panics
     /// If the server does not start. [`start_several`](Sim::start_several) returns the error.
@@ -92,7 +94,8 @@ impl Sim {
         }
     }
 
-    /// Starts a server of several services as [`serve_several`](Sim::serve_several), and returns a handle of it.
+    /// Starts a server of several services as [`serve_several`](Sim::serve_several), and returns a
+    /// handle of it.
     ///
     /// # Errors
     /// Those of [`Server::start`](crate::Server::start).
@@ -152,11 +155,11 @@ impl Sim {
         }
     }
 
-    /// Starts a client, on a host with its own address, which is returned. It runs beside the servers and all other clients;
-    /// the run waits for its end.
+    /// Starts a client, on a host with its own address, which is returned. It runs beside the
+    /// servers and all other clients; the run waits for its end.
     ///
-    /// A client that panics fails the run. A client that returns an error fails it too, unless the run has faults that cost
-    /// connections, or the test did something by hand that does.
+    /// A client that panics fails the run. A client that returns an error fails it too, unless the
+    /// run has faults that cost connections, or the test did something by hand that does.
     pub fn client<C>(&self, name: impl AsRef<str>, code: C) -> IpAddr
     where
         C: AsyncFnOnce(Net) -> ClientResult + 'static,
@@ -164,8 +167,8 @@ impl Sim {
         self.add_client(name.as_ref(), true, code)
     }
 
-    /// Starts a client that may run forever, such as an upstream; otherwise as [`client`](Sim::client). It is dropped at the
-    /// end.
+    /// Starts a client that may run forever, such as an upstream; otherwise as
+    /// [`client`](Sim::client). It is dropped at the end.
     pub fn background<C>(&self, name: impl AsRef<str>, code: C) -> IpAddr
     where
         C: AsyncFnOnce(Net) -> ClientResult + 'static,
@@ -185,16 +188,18 @@ impl Sim {
         host
     }
 
-    /// Gives later connections from a host, as [`client`](Sim::client) returns it, the credentials of a process, as those of a
-    /// Unix socket have ([`Peer::credentials`](crate::Peer::credentials)). A server sees them if
+    /// Gives later connections from a host, as [`client`](Sim::client) returns it, the credentials
+    /// of a process, as those of a Unix socket have
+    /// ([`Peer::credentials`](crate::Peer::credentials)). A server sees them if
     /// [`SocketOptions::peer_credentials`](crate::net::SocketOptions::peer_credentials) is on.
     pub fn credentials(&self, host: IpAddr, credentials: PeerCredentials) {
         self.world.event(|| format!("{host} has {credentials:?}"));
         self.world.network.set_credentials(host, credentials);
     }
 
-    /// Gives a name addresses, to which [`Shard::connect`](crate::Shard::connect) then connects; an empty list resolves to
-    /// nothing. A name that the test does not give does not resolve. The latest call counts.
+    /// Gives a name addresses, to which [`Shard::connect`](crate::Shard::connect) then connects; an
+    /// empty list resolves to nothing. A name that the test does not give does not resolve. The
+    /// latest call counts.
     ///
     /// ```
     /// # ringserve::testing::Sim::seeds(1).run(|sim| {
@@ -221,7 +226,8 @@ impl Sim {
         self.world.names.set(name, None);
     }
 
-    /// Makes each later look-up of a name, known or not, take that long, instead of a time that the seed draws.
+    /// Makes each later look-up of a name, known or not, take that long, instead of a time that the
+    /// seed draws.
     pub fn name_takes(&self, name: &str, time: Duration) {
         self.world.names.set_takes(name, time);
     }
@@ -232,7 +238,8 @@ impl Sim {
         self.world.run(Some(until), |_| false);
     }
 
-    /// Lets time pass until every client has ended. Fails if a client waits and nothing can happen any more.
+    /// Lets time pass until every client has ended. Fails if a client waits and nothing more can
+    /// happen.
     pub fn run_until_done(&self) {
         self.run_until_or_fail("a client still waits", World::all_clients_done);
     }
@@ -245,7 +252,8 @@ impl Sim {
 
     fn run_until_or_fail(&self, otherwise: &str, over: impl Fn(&World) -> bool) {
         let until = self.world.now().saturating_add(ENDS_WITHIN);
-        // The wait has no end, so that a world in which nothing can happen differs from a long wait.
+        // The wait has no end, so that a world in which nothing can happen differs from a long
+        // wait.
         let ran = self.world.run(None, |world| world.now() > until || over(world));
         let why = match ran {
             Ran::Over if self.world.now() > until => {
@@ -276,7 +284,8 @@ impl Sim {
         }
     }
 
-    /// Shuts all servers down and lets time pass until all shards and clients have ended. The end of the test does this too.
+    /// Shuts all servers down and lets time pass until all shards and clients have ended. The end
+    /// of the test does this too.
     pub fn finish(&self) {
         self.drain();
         self.run_until_or_fail("a shard still runs", World::all_shards_ended);
@@ -298,14 +307,16 @@ impl Sim {
         self.world.random()
     }
 
-    /// Stops the world for `time`, as a machine that sleeps: nothing runs, and then the clock is `time` later.
+    /// Stops the world for `time`, as a machine that sleeps: nothing runs, and then the clock is
+    /// `time` later.
     pub fn suspend(&self, time: Duration) {
         self.world.event(|| format!("the machine sleeps for {time:?}"));
         self.world.rests(time);
         self.world.jump(self.world.now().saturating_add(time));
     }
 
-    /// Holds back everything between two hosts, until they are [healed](Sim::heal). Connections live on.
+    /// Holds back everything between two hosts, until they are [healed](Sim::heal). Connections
+    /// live on.
     pub fn partition(&self, a: IpAddr, b: IpAddr) {
         self.world.event(|| format!("{a} and {b} are parted"));
         self.world.is_disturbed.set(true);
@@ -318,7 +329,8 @@ impl Sim {
         self.world.network.heal(a, b);
     }
 
-    /// Breaks all connections from or to a host, as a middlebox that restarts does: both ends find a reset.
+    /// Breaks all connections from or to a host, as a middlebox that restarts does: both ends find
+    /// a reset.
     pub fn reset(&self, host: IpAddr) {
         self.world.event(|| format!("the connections of {host} break"));
         self.world.is_disturbed.set(true);
@@ -329,7 +341,8 @@ impl Sim {
         }
     }
 
-    /// Lets clients end with an error from here on, because the test costs connections, as limits that bite do.
+    /// Lets clients end with an error from here on, because the test costs connections, as limits
+    /// that bite do.
     pub fn expect_losses(&self) {
         self.world.is_disturbed.set(true);
     }
@@ -370,7 +383,8 @@ impl Serves for AllWatched {
     }
 }
 
-/// A server that runs in a simulation. Dropping it does nothing: the end of the test stops the server.
+/// A server that runs in a simulation. Dropping it does nothing: the end of the test stops the
+/// server.
 #[derive(Clone)]
 pub struct SimServer {
     world: Rc<World>,
@@ -390,8 +404,8 @@ impl SimServer {
         &self.addrs
     }
 
-    /// The first address of the service with this [name](crate::listen::Endpoints::name): the one that is tested, wherever its
-    /// endpoint stands among those of the server.
+    /// The first address of the service with this [name](crate::listen::Endpoints::name): the one
+    /// that is tested, wherever its endpoint stands among those of the server.
     ///
     /// ```
     /// use ringserve::listen::tcp;
@@ -465,17 +479,18 @@ impl SimServer {
         self.world.stall(self.number, shard, time);
     }
 
-    /// Has all shards of the server be asked for more than they can do, as a [`Load`] and the share of frames for which
-    /// [`Service::shed`](crate::Service::shed) is asked, from 0 to 1. No watchdog runs in a simulation, unless the test
-    /// [asks for it](SimServer::follow_load).
+    /// Has all shards of the server be asked for more than they can do, as a [`Load`] and the share
+    /// of frames for which [`Service::shed`](crate::Service::shed) is asked, from 0 to 1. No
+    /// watchdog runs in a simulation, unless the test [asks for it](SimServer::follow_load).
     pub fn set_load(&self, load: Load, share: f64) {
         self.world.event(|| format!("the load is {load}, and {share} of the frames are to be shed"));
         self.world.with_server(self.number, |server| server.set_load(load, share));
     }
 
-    /// Has the load of each shard follow from now on, as by its watchdog each 25 ms of virtual time: from its table, what its
-    /// connections hold, whether accepting is paused, and how long it [computes](super::compute), without which work takes no
-    /// time. The queues of listeners are not looked at.
+    /// Lets the load of each shard follow from now on, as by its watchdog each 25 ms of virtual
+    /// time: from its table, what its connections hold, whether accepting is paused, and how long
+    /// it [computes](super::compute), without which work takes no time. The queues of listeners are
+    /// not looked at.
     pub fn follow_load(&self) {
         self.world.follow_load(self.number);
     }

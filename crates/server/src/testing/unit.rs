@@ -40,8 +40,8 @@ pub fn frame(payload: impl AsRef<[u8]>) -> Frame {
 
 /// A connection to a service, whose calls are made one at a time, for plain unit tests.
 ///
-/// A call may wait: for [`Cx::sleep`](crate::Cx::sleep), whose time passes at once, for tasks that it spawns, for anything on
-/// its shard.
+/// A call may wait: for [`Cx::sleep`](crate::Cx::sleep), whose time passes at once, for tasks that
+/// it spawns, for anything on its shard.
 ///
 /// ```
 /// use ringserve::testing::TestConn;
@@ -63,8 +63,8 @@ pub fn frame(payload: impl AsRef<[u8]>) -> Frame {
 /// assert!(!conn.is_closed());
 /// ```
 ///
-/// Open a service of frames with a head `H` by [`with_heads`](crate::with_heads), and make its calls by
-/// [`call_with_head`](TestConn::call_with_head).
+/// Open a service of frames with a head `H` by [`with_heads`](crate::with_heads), and make its
+/// calls by [`call_with_head`](TestConn::call_with_head).
 pub struct TestConn<S: Service<H>, H: Default + 'static = ()> {
     world: Rc<World>,
     socket: Option<Socket>,
@@ -78,8 +78,8 @@ pub struct TestConn<S: Service<H>, H: Default + 'static = ()> {
 pub struct Called<E> {
     /// The result that the call returned.
     pub result: Result<(), E>,
-    /// Each [`reply`](crate::Cx::reply) since the last call, and [written](crate::Cx::write) bytes: those between two replies
-    /// are one element.
+    /// Each [`reply`](crate::Cx::reply) since the last call, and [written](crate::Cx::write) bytes:
+    /// those between two replies are one element.
     pub replies: Vec<Vec<u8>>,
 }
 
@@ -94,8 +94,8 @@ struct Seen<S: Service<H>, H> {
 }
 
 impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
-    /// Opens a connection to the service that the factory makes. A pending [`open`](Service::open) is awaited; it is dropped at
-    /// [`Limits::open_timeout`].
+    /// Opens a connection to the service that the factory makes. A pending [`open`](Service::open)
+    /// is awaited; it is dropped at [`Limits::open_timeout`].
     ///
     /// # Panics
     /// If the factory fails, or the service panics.
@@ -141,7 +141,8 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
     /// Hands a frame to the service and waits until its call is done.
     ///
     /// # Panics
-    /// If the service panics, the connection is closed already, or the call is pending and nothing can happen any more.
+    /// If the service panics, the connection is closed already, or the call is pending and nothing
+    /// more can happen.
     pub fn call(&mut self, frame: impl AsRef<[u8]>) -> Called<S::Error> {
         self.call_with_head(frame, H::default())
     }
@@ -204,8 +205,9 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
         })
     }
 
-    /// Has the shard be asked for more than it can do, from now on: from [`Load::Shedding`] on each frame goes to
-    /// [`Service::shed`] first. A frame that is answered there is a call that succeeded.
+    /// Sets the shard's load from now on, as if it were asked for more than it can do: from
+    /// [`Load::Shedding`] on each frame goes to [`Service::shed`] first. A frame that is answered
+    /// there is a call that succeeded.
     ///
     /// ```
     /// use ringserve::overload::{Load, Shed};
@@ -239,7 +241,8 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
         self.world.with_server(0, |server| server.set_load(load, 1.0));
     }
 
-    /// Replies since the last call of this: those of [`open`](Service::open), of tasks, of other connections.
+    /// Replies since the last call of this: those of [`open`](Service::open), of tasks, of other
+    /// connections.
     pub fn replies(&mut self) -> Vec<Vec<u8>> {
         let mut bytes = [0; 4096];
         while let Some(socket) = &mut self.socket {
@@ -267,7 +270,8 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
         self.seen.closed.get().is_some() || self.seen.opened.get() == Some(false)
     }
 
-    /// The reason of the close; `None` while the connection is open, and if [`open`](Service::open) refused it or was dropped.
+    /// The reason of the close; `None` while the connection is open, and if [`open`](Service::open)
+    /// refused it or was dropped.
     pub fn close_reason(&self) -> Option<CloseReason> {
         self.seen.closed.get()
     }
@@ -311,8 +315,8 @@ impl<S: Service<H>, H: Default + 'static> fmt::Debug for TestConn<S, H> {
 /// The bytes before each reply, which no service writes by chance.
 const MARK: [u8; 8] = [0xF7, 0x1C, 0xE2, 0x93, 0x0B, 0xD8, 0x65, 0xAA];
 
-/// The framing below a [`TestConn`]: it tells each reply from written bytes. Frames that are sent have no head; the head is put
-/// to each frame before the service sees it.
+/// The framing below a [`TestConn`]: it tells each reply from written bytes. Frames that are sent
+/// have no head; the head is put to each frame before the service sees it.
 #[doc(hidden)]
 pub struct Replies<H>(PhantomData<fn() -> H>);
 

@@ -1,4 +1,5 @@
-//! The scheduler: shards and clients on one thread, on one simulated network, by one clock that jumps.
+//! The scheduler: shards and clients on one thread, on one simulated network, by one clock that
+//! jumps.
 //!
 //! ```text
 //!            ┌── a shard whose ring has something, or whose wait is over ──▶ one round of its loop
@@ -60,7 +61,7 @@ pub(crate) struct World {
     timers: RefCell<BTreeMap<(Duration, u64), Waker>>,
     timers_set: Cell<u64>,
     pub(crate) names: Arc<Names>,
-    /// Where functions that block run, of each server.
+    /// The pools in which functions that block run, of each server.
     pools: RefCell<Vec<Arc<SimPool>>>,
     /// Clients whose end the run waits for.
     clients_left: Cell<usize>,
@@ -73,23 +74,24 @@ struct Server {
     server: SteppedServer,
     /// Until when each shard does not run.
     stalled: Vec<Duration>,
-    /// How long each shard was on a CPU once it is done with what it does, and when that is.
+    /// The time that each shard was on a CPU once it is done with what it does, and when that is.
     ran: Vec<(Duration, Duration)>,
     /// When its loads are looked at next.
     looks_at: Option<Duration>,
 }
 
-/// How often loads are looked at, as by a watchdog.
+/// The interval at which loads are looked at, as by a watchdog.
 const LOOKS: Duration = Duration::from_millis(25);
 
 thread_local! {
-    /// How long the step of the shard computed so far.
+    /// The time for which the step of the shard computed so far.
     static COMPUTED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// In a simulation, has the shard that calls this compute for `time`: what it does next, it does when that has passed, and others
-/// go on meanwhile. Its load ([`SimServer::follow_load`](crate::testing::SimServer::follow_load)) follows from that. Elsewhere it
-/// does nothing.
+/// In a simulation, lets the shard that calls this compute for `time`: its next action happens when
+/// that has passed, and others go on meanwhile. Its load
+/// ([`SimServer::follow_load`](crate::testing::SimServer::follow_load)) follows from that.
+/// Elsewhere it does nothing.
 ///
 /// ```
 /// use std::time::Duration;
@@ -116,14 +118,14 @@ pub fn compute(time: Duration) {
     COMPUTED.set(COMPUTED.get().saturating_add(time));
 }
 
-/// How [`World::run`] ended.
+/// The result of [`World::run`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ran {
     /// The awaited event came.
     Over,
     /// The time is over.
     TimeIsUp,
-    /// Nothing can happen any more.
+    /// Nothing more can happen.
     Stuck,
 }
 
@@ -216,7 +218,7 @@ impl World {
         servers.len() - 1
     }
 
-    /// How the start of a server goes on.
+    /// The progress of a server's start.
     pub(crate) fn check_start(&self, server: usize) -> StartState {
         self.servers.borrow_mut()[server].server.poll_start()
     }
@@ -229,7 +231,7 @@ impl World {
         look(&self.servers.borrow()[server].server)
     }
 
-    /// Has the loads of a server be looked at.
+    /// Looks at the loads of a server from now on.
     pub(crate) fn follow_load(&self, server: usize) {
         let one = &mut self.servers.borrow_mut()[server];
         one.server.follow_load();
@@ -278,13 +280,15 @@ impl World {
         self.servers.borrow()[server].server.command(command);
     }
 
-    /// Neither shards nor their drivers run for `time`. A shard that ends waits 5 s for its driver, by the clock.
+    /// Neither shards nor their drivers run for `time`. A shard that ends waits 5 s for its driver,
+    /// by the clock.
     pub(crate) fn rests(&self, time: Duration) {
         const GIVES_UP_AFTER: Duration = Duration::from_secs(5);
         self.gives_up.set(self.gives_up.get() || time >= GIVES_UP_AFTER);
     }
 
-    /// A ring may have ended in the middle of things: its driver broke, or did not run, as it was meant to.
+    /// A ring may have ended in the middle of things: its driver broke, or did not run, as it was
+    /// meant to.
     pub(crate) fn may_leave_behind(&self) -> bool {
         self.gives_up.get() || self.has_broken_driver()
     }
@@ -299,7 +303,7 @@ impl World {
 
     // Clients.
 
-    /// Has a task run. Its name, and what it waits for, are told where it hangs.
+    /// Runs a task. If it hangs, its name and what it waits for are reported.
     pub(crate) fn spawn(
         &self,
         name: Rc<str>,
@@ -388,7 +392,7 @@ impl World {
 
     // Steps.
 
-    /// Steps until it is over, or the time is, or nothing can happen any more.
+    /// Steps until it is over, or the time is, or nothing more can happen.
     pub(crate) fn run(&self, until: Option<Duration>, over: impl Fn(&World) -> bool) -> Ran {
         loop {
             if over(self) {

@@ -1,4 +1,4 @@
-//! What is counted, what is shown, and what cannot be.
+//! Tests of figures: their counts, their lines, and faults.
 
 use std::thread;
 
