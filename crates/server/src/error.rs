@@ -13,14 +13,17 @@ use rustix::io::Errno;
 
 use crate::socket_options::check::SocketOptionError;
 
-/// The reason why a server does not start, or ended by itself. The text names the cause and, where there is one, the fix;
-/// `Debug` prints the same text, so that `fn main() -> Result<(), ringserve::Error>` reads well.
+/// The reason why a server does not start, or ended by itself. The text names the cause and, where
+/// there is one, the fix; `Debug` prints the same text, so that `fn main() -> Result<(),
+/// ringserve::Error>` reads well.
 #[non_exhaustive]
 pub enum Error {
-    /// An address given to [`Server::bind`](crate::Server::bind) or [`Server::listen`](crate::Server::listen) is not valid, an
-    /// [adopted](crate::listen::adopt) descriptor is not a listening socket, or an address is given twice.
+    /// An address given to [`Server::bind`](crate::Server::bind) or
+    /// [`Server::listen`](crate::Server::listen) is not valid, an [adopted](crate::listen::adopt)
+    /// descriptor is not a listening socket, or an address is given twice.
     Address(io::Error),
-    /// The services contradict each other: none or too many, two with one name, or one without an endpoint.
+    /// The services contradict each other: none or too many, two with one name, or one without an
+    /// endpoint.
     Services(String),
     /// One of several services cannot be started.
     Service {
@@ -42,7 +45,8 @@ pub enum Error {
     Trace(String),
     /// The number of shards is 0 or above 1024.
     Shards(usize),
-    /// The time given to [`Server::coalesce`](crate::Server::coalesce) is neither zero nor 1 µs to 1 ms.
+    /// The time given to [`Server::coalesce`](crate::Server::coalesce) is neither zero nor 1 µs to
+    /// 1 ms.
     Coalesce(Duration),
     /// Another process, or another listener of this one, listens there already.
     AddressInUse {
@@ -65,13 +69,14 @@ pub enum Error {
         /// Descriptors needed at least.
         needed: u64,
     },
-    /// The control group or `RLIMIT_AS` leaves less memory than the least limits of this many shards need.
+    /// The control group or `RLIMIT_AS` leaves less memory than the least limits of this many
+    /// shards need.
     Memory {
         /// The shards.
         shards: usize,
         /// Bytes needed at least.
         needed: u64,
-        /// What the process may use.
+        /// The memory that the process may use.
         usable: UsableMemory,
     },
     /// The driver that was asked for cannot be used.
@@ -99,7 +104,8 @@ pub enum Error {
         /// The message of the panic.
         message: String,
     },
-    /// The factory was not done within [`ServerLimits::start_timeout`](crate::limits::ServerLimits::start_timeout).
+    /// The factory was not done within
+    /// [`ServerLimits::start_timeout`](crate::limits::ServerLimits::start_timeout).
     StartTimeout {
         /// The first shard whose factory was not done.
         shard: usize,
@@ -137,13 +143,15 @@ pub enum Error {
         /// The message of the panic.
         message: String,
     },
-    /// A shard did not end in time after the order to stop, since a call blocks it. Its thread is left alone.
+    /// A shard did not end in time after the order to stop, since a call blocks it. Its thread is
+    /// left alone.
     Blocked {
         /// The shard.
         shard: usize,
     },
-    /// The order to stop came before every shard was ready: by SIGINT or SIGTERM, a [`ServerControl`](crate::ServerControl), or
-    /// the future of `run_until`. [`Server::serve`](crate::Server::serve) and [`Server::run_until`](crate::Server::run_until)
+    /// The order to stop came before every shard was ready: by SIGINT or SIGTERM, a
+    /// [`ServerControl`](crate::ServerControl), or the future of `run_until`.
+    /// [`Server::serve`](crate::Server::serve) and [`Server::run_until`](crate::Server::run_until)
     /// return `Ok` then.
     Interrupted,
 }

@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Each doubling of a time is divided into this many equal steps: a value is known to an eighth of it.
+/// Each doubling of a time is divided into this many equal steps: a value is known to an eighth of
+/// it.
 const STEPS: usize = 8;
 
 /// From 2^10 ns to 2^36 ns: a microsecond to a minute.
@@ -18,7 +19,7 @@ const CELLS: usize = 1 + OCTAVES * STEPS + 1;
 /// The bits of a nanosecond count below the steps of the first octave.
 const SHIFT: u32 = LEAST_BITS - STEPS.ilog2();
 
-/// How often which times came: 1.7 KB. Adding one is no locked instruction, since one thread adds.
+/// Counts of durations: 1.7 KB. Adding one is no locked instruction, since one thread adds.
 pub(crate) struct Histogram {
     cells: [AtomicU64; CELLS],
     nanos: AtomicU64,
@@ -62,7 +63,7 @@ fn cell_of(nanos: u64) -> usize {
     cell.min(CELLS - 1)
 }
 
-/// Where the times of a cell end, in nanoseconds.
+/// The end of a cell's range, in nanoseconds.
 #[cfg(feature = "admin")]
 fn end_of(cell: usize) -> u64 {
     match cell.min(CELLS - 2) {
@@ -74,7 +75,7 @@ fn end_of(cell: usize) -> u64 {
     }
 }
 
-/// What several histograms counted.
+/// The sum of several histograms.
 #[derive(Clone, Debug)]
 pub(crate) struct Counted {
     cells: [u64; CELLS],
@@ -95,8 +96,8 @@ impl Counted {
         self.nanos as f64 / 1e9
     }
 
-    /// The least time that this share of all times does not exceed, rounded up to the end of its step. Times that are longer
-    /// than a minute count as a minute.
+    /// The least time that this share of all times does not exceed, rounded up to the end of its
+    /// step. Times that are longer than a minute count as a minute.
     #[cfg(feature = "admin")]
     pub(crate) fn quantile(&self, share: f64) -> Duration {
         let least = (self.count() as f64 * share).ceil().max(1.0) as u64;
@@ -124,8 +125,9 @@ impl Counted {
         [first].into_iter().chain(octaves).chain([last]).collect()
     }
 
-    /// Two buckets an octave: each one's end in seconds, and how many times lie between that and the end of the one before. What
-    /// is shorter than `from` is in the first, and what is longer than a minute in the last, which has no end.
+    /// Two buckets an octave: each one's end in seconds, and how many times lie between that and
+    /// the end of the one before. What is shorter than `from` is in the first, and what is longer
+    /// than a minute in the last, which has no end.
     pub(crate) fn buckets(&self, from: Duration) -> Vec<(f64, u64)> {
         let (mut buckets, mut begun) = (Vec::new(), self.cells[0]);
         if from <= Duration::from_nanos(1 << LEAST_BITS) {
@@ -133,7 +135,8 @@ impl Counted {
         }
         for (half, cells) in self.cells[1..CELLS - 1].chunks(STEPS / 2).enumerate() {
             begun += cells.iter().sum::<u64>();
-            // An octave ends at twice its beginning, and its first half at one and a half times that.
+            // An octave ends at twice its beginning, and its first half at one and a half times
+            // that.
             let halves = if half.is_multiple_of(2) { 3 } else { 4 };
             let end = halves << (LEAST_BITS as usize - 1 + half / 2);
             if Duration::from_nanos(end) >= from {

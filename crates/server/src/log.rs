@@ -1,4 +1,4 @@
-//! What a server and its shards write to the log.
+//! Lines that a server and its shards write to the log.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,8 +17,9 @@ use crate::stats::{ServerStats, ServiceNames, StalledWork};
 use crate::telling::{LaneSet, Told};
 use crate::traces::Traces;
 
-/// Writes the life of connections to the log: each at debug level, limits that bite at warning level. And counts how long they
-/// take to send their first frame. And guards what the shard calls of transports.
+/// Writes the life of connections to the log: each at debug level, limits that bite at warning
+/// level. And counts how long they take to send their first frame. And guards what the shard calls
+/// of transports.
 pub(crate) struct LogObserver {
     shard: usize,
     /// Hears of a transport that panicked.
@@ -182,7 +183,7 @@ impl Observer for LogObserver {
         let notable = match reason.closed_by() {
             // But for a trusted proxy that does not say for whom it comes.
             ClosedBy::Peer => matches!(reason, CloseReason::ProxyBadHeader(_)),
-            // The task that asked for it is told.
+            // The task that asked for it is informed.
             ClosedBy::Upstream => false,
             ClosedBy::Service => reason == CloseReason::OutboxFull,
             ClosedBy::Server => {
@@ -286,7 +287,7 @@ fn panicked_in(
     guarded(|| error!(shard, service, place, task, id, peer, %panic, "{what}"));
 }
 
-/// What a server did, in its last line.
+/// The counts of a server, in its last line.
 pub(crate) fn stopped(report: &ServerStats) {
     let counters = &report.counters;
     let skew = report.skew().map(|skew| format!(", the busiest shard had {skew:.2} times the mean"));

@@ -7,7 +7,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 use ringserve_core::{Frame, Outlet, Payload};
 use ringserve_websocket::Kind;
 
-/// A message that came. It shows the bytes where they were received, and pins them there while it lives.
+/// A message that came. It shows the bytes where they were received, and pins them there while it
+/// lives.
 #[derive(Clone, Debug)]
 pub enum Message {
     /// Of text.
@@ -24,7 +25,7 @@ impl Message {
         }
     }
 
-    /// What it consists of.
+    /// The kind of its content.
     pub fn kind(&self) -> Kind {
         match self {
             Message::Text(_) => Kind::Text,
@@ -53,7 +54,8 @@ impl Message {
 pub struct Text(Frame);
 
 impl Text {
-    /// The text. It was checked when it came, and is again for each call: what reads it more than once keeps the result.
+    /// The text. It was checked when it came, and is again for each call: what reads it more than
+    /// once keeps the result.
     pub fn as_str(&self) -> &str {
         ringserve_websocket::utf8::as_text(&self.0)
     }
@@ -86,8 +88,9 @@ impl fmt::Debug for Text {
     }
 }
 
-/// A message that leaves. Text is made from `&str` and `String`, bytes from `&[u8]`, `Vec<u8>` and [`Bytes`]; what came may leave
-/// again as it is. From 32 KiB on owned bytes are kept until they are sent, and from 4 KiB on what came is lent: not copied.
+/// A message that leaves. Text is made from `&str` and `String`, bytes from `&[u8]`, `Vec<u8>` and
+/// [`Bytes`]; what came may leave again as it is. From 32 KiB on owned bytes are kept until they
+/// are sent, and from 4 KiB on what came is lent: not copied.
 #[derive(Debug)]
 pub struct Outgoing<'a> {
     kind: Kind,
@@ -100,8 +103,8 @@ impl<'a> Outgoing<'a> {
         Outgoing { kind: Kind::Binary, payload: payload.into() }
     }
 
-    /// A message of text that is known to be UTF-8, as what a writer of JSON has written. Nothing checks it: a client ends the
-    /// connection where it is none.
+    /// A message of text that is known to be UTF-8, as what a writer of JSON has written. Nothing
+    /// checks it: a client ends the connection where it is none.
     pub fn text_unchecked(payload: impl Into<Payload<'a>>) -> Outgoing<'a> {
         Outgoing { kind: Kind::Text, payload: payload.into() }
     }

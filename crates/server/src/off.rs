@@ -1,5 +1,6 @@
-//! Methods that are not there: those of features that are off, and one that newcomers look for. A call of one does not compile,
-//! and the error says what to do instead, by a bound that no type meets.
+//! Methods that are not there: those of features that are off, and one that new users look for. A
+//! call of one does not compile, and the error says what to do instead, by a bound that no type
+//! meets.
 
 use std::marker::PhantomData;
 
@@ -19,7 +20,8 @@ use crate::shard::remote::control::ServerControl;
 #[cfg(not(all(feature = "tls", feature = "websocket")))]
 use crate::stream::byte_stream::Stream;
 
-/// What the bounds are on. The lifetime keeps them from being judged where they are written.
+/// The type that the bounds are on. The lifetime keeps them from being judged where they are
+/// written.
 pub struct Call<'a>(PhantomData<&'a ()>);
 
 /// A trait that no type has, with the text of its bound, and the methods that have the bound.

@@ -4,10 +4,12 @@ use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
 
-/// Room for what a service keeps on a shard, in bytes or in any other unit: messages that wait for a client, entries of a cache.
+/// Room for what a service keeps on a shard, in bytes or in any other unit: messages that wait for
+/// a client, entries of a cache.
 ///
-/// What [`take`](Capacity::take) returns lies beside the thing that takes the room, and frees it when it is dropped, so nothing is
-/// counted by hand. A room may be [within](Capacity::within) another one, which then bounds all of its parts together. The default
+/// The value that [`take`](Capacity::take) returns is kept with the thing that takes the room, and
+/// frees it when it is dropped, so nothing is counted by hand. A room may be
+/// [within](Capacity::within) another one, which then bounds all of its parts together. The default
 /// has room for nothing. Clones are the same room.
 ///
 /// ```
@@ -54,7 +56,8 @@ impl Capacity {
         Capacity { inner: Rc::new(Inner { max, taken: Cell::default(), within: Some(self.clone()) }) }
     }
 
-    /// Takes `amount`. `None`, and nothing is taken, if that is too much for this room or for one that it is within.
+    /// Takes `amount`. `None`, and nothing is taken, if that is too much for this room or for one
+    /// that it is within.
     pub fn take(&self, amount: usize) -> Option<Reservation> {
         let mut taken = Reservation { room: self.clone(), amount: 0 };
         taken.resize(amount).then_some(taken)
@@ -72,7 +75,8 @@ impl Capacity {
 }
 
 impl Reservation {
-    /// Takes `amount` instead. False, and nothing changes, if there is no room for that; less always fits.
+    /// Takes `amount` instead. False, and nothing changes, if there is no room for that; less
+    /// always fits.
     pub fn resize(&mut self, amount: usize) -> bool {
         let (before, grows) = (self.amount, amount > self.amount);
         let others = |room: &Inner| room.taken.get() - before;
@@ -85,7 +89,7 @@ impl Reservation {
         true
     }
 
-    /// How much this is.
+    /// The amount that it takes.
     pub fn amount(&self) -> usize {
         self.amount
     }

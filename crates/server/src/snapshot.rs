@@ -1,12 +1,14 @@
-//! What a shard shows of itself while it runs. It stores its figures now and then where other threads read them, and no reader
-//! asks it or waits for it: a shard that is blocked is in every report, with figures that are little older than the block.
+//! The figures that a shard shows of itself while it runs. It stores them now and then where other
+//! threads read them, and no reader asks it or waits for it: a shard that is blocked is in every
+//! report, with figures that are little older than the block.
 //!
 //! ```text
 //!   shard    sequence odd ─▶ stores each figure ─▶ sequence even        at the end of a turn, each 100 ms at most
 //!   reader   sequence even? ─▶ loads each figure ─▶ sequence the same?  three times, then what it found
 //! ```
 //!
-//! All of it is written by one thread, so nothing is a locked instruction: a load and a store where something is added.
+//! All of it is written by one thread, so nothing is a locked instruction: a load and a store where
+//! something is added.
 
 pub(crate) mod working;
 
@@ -20,15 +22,16 @@ use working::WorkWords;
 use crate::histogram::Histogram;
 use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
 
-/// How often a reader tries again. Then it takes figures of two publications: the writer may have lost its CPU between its first
-/// store and its last.
+/// The number of times that a reader tries again. Then it takes figures of two publications: the
+/// writer may have lost its CPU between its first store and its last.
 const TRIES: u32 = 3;
 
-/// Figures on lines that no other shard writes: 128 bytes, since processors fetch lines of 64 in pairs.
+/// Figures on lines that no other shard writes: 128 bytes, since processors fetch lines of 64 in
+/// pairs.
 #[repr(align(128))]
 struct Line([AtomicU64; 16]);
 
-/// What is published for the watchdog.
+/// The figures that are published for the watchdog.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WatchedFigures {
     /// Connections of all services.
@@ -40,13 +43,14 @@ pub(crate) struct WatchedFigures {
     pub(crate) is_paused: bool,
 }
 
-/// What a shard counts of the calls of one service. None is touched by a call that ends at once and well: those are the frames
-/// that are in no other count.
+/// The counts of a shard for the calls of one service. None is touched by a call that ends at once
+/// and well: those are the frames that are in no other count.
 #[cfg(feature = "metrics")]
 pub(crate) struct CallFigures {
-    /// How long calls took that waited.
+    /// The durations of calls that waited.
     pub(crate) waited: Histogram,
-    /// Calls that began to wait, and those of them that ended: done, failed, or dropped with their connection.
+    /// Calls that began to wait, and those of them that ended: done, failed, or dropped with their
+    /// connection.
     begun: AtomicU64,
     ended: AtomicU64,
     /// Calls that returned an error, and those that panicked, at once or later.
@@ -84,34 +88,34 @@ impl CallFigures {
     }
 }
 
-/// What one shard publishes.
+/// The figures that one shard publishes.
 #[repr(align(128))]
 pub(crate) struct Snapshot {
     /// Odd while the figures are stored.
     sequence: AtomicU64,
-    /// When the turn began that the shard is in, or its last one: nanoseconds of its clock. Zero before the first, and after the end.
-    /// Whether it is in it, its inbox tells.
+    /// When the turn began that the shard is in, or its last one: nanoseconds of its clock. Zero
+    /// before the first, and after the end. Whether it is in it, its inbox tells.
     turn: AtomicU64,
     /// Turns since the start, in parts of whole ones.
     turn_parts: AtomicU64,
     /// Frames that might have been shed since the start, and those for which a service was asked.
     shedding: [AtomicU64; 2],
-    /// What the watchdog reads of the figures, without all the others.
+    /// The figures that the watchdog reads, without all the others.
     watched: [AtomicU64; 4],
-    /// What it works on there.
+    /// The shard's work in that turn.
     pub(crate) work: WorkWords,
     lines: Box<[Line]>,
     names: ServiceNames,
-    /// How long turns take.
+    /// The durations of turns.
     #[cfg(feature = "metrics")]
     pub(crate) turns: Histogram,
     /// The calls of each service.
     #[cfg(feature = "metrics")]
     pub(crate) calls: Box<[CallFigures]>,
-    /// How long connections take to send their first frame.
+    /// The times that connections take to send their first frame.
     #[cfg(feature = "metrics")]
     pub(crate) first_frames: Histogram,
-    /// How long sends that something waits for take.
+    /// The durations of sends that something waits for.
     #[cfg(feature = "metrics")]
     pub(crate) send_stalls: Histogram,
 }
@@ -176,15 +180,16 @@ impl Snapshot {
         stats
     }
 
-    /// On the shard: a turn begins, behind one that was so much of a whole one ([`turn_part`](ringserve_core::Shard::turn_part)).
+    /// On the shard: a turn begins, behind one that was so much of a whole one
+    /// ([`turn_part`](ringserve_core::Shard::turn_part)).
     #[inline]
     pub(crate) fn begin_turn(&self, now: Time, last: u32) {
         self.turn.store(now.as_nanos(), Ordering::Relaxed);
         self.turn_parts.store(self.turn_parts.load(Ordering::Relaxed) + u64::from(last), Ordering::Relaxed);
     }
 
-    /// On the shard, in a turn while some frames may be shed: how many might have been since the start, and for how many a service was
-    /// asked.
+    /// On the shard, in a turn while some frames may be shed: how many might have been since the
+    /// start, and for how many a service was asked.
     pub(crate) fn show_shedding(&self, (asked, drawn): (u64, u64)) {
         self.shedding
             .iter()
@@ -205,7 +210,7 @@ impl Snapshot {
         self.watched.iter().zip(each).for_each(|(word, figure)| word.store(figure, Ordering::Relaxed));
     }
 
-    /// What was shown last.
+    /// The figures that were shown last.
     pub(crate) fn watched(&self) -> WatchedFigures {
         let [connections, held_bytes, accept_paused, is_paused] =
             self.watched.each_ref().map(|word| word.load(Ordering::Relaxed));
@@ -218,8 +223,9 @@ impl Snapshot {
         self.sequence.load(Ordering::Relaxed)
     }
 
-    /// Turns since the start, in parts of whole ones ([`WHOLE_TURN`](ringserve_core::Shard::WHOLE_TURN)): several that were cut, as
-    /// turns before them took long, count as one. So a shard whose turns are cut is as late as it was.
+    /// Turns since the start, in parts of whole ones
+    /// ([`WHOLE_TURN`](ringserve_core::Shard::WHOLE_TURN)): several that were cut, as turns before
+    /// them took long, count as one. So a shard whose turns are cut is as late as it was.
     pub(crate) fn turn_parts(&self) -> u64 {
         self.turn_parts.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! What a server, its shards and their parts count and hold.
+//! Counts and holdings of a server, its shards and their parts.
 
 mod stall;
 pub(crate) mod upstream_figures;
@@ -16,42 +16,46 @@ pub use upstream_figures::{BACKENDS_REPORTED_MAX, BackendFigures, UpstreamFigure
 
 pub use ringserve_admission::{AdmissionStats, RefusedBy};
 
-/// What a shard did since its start, and what it holds.
+/// Counts of a shard since its start, and what it holds.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ShardStats {
-    /// What happened to connections, of all services together.
+    /// Counts of connections, of all services together.
     pub counters: ConnStats,
     /// Connections now, closing ones included, of all services together.
     pub connections: usize,
-    /// Each service's own, in the order in which the server was told of them.
+    /// Each service's own, in the order in which the server got them.
     pub services: Vec<ServiceStats>,
-    /// What happened to connections that the shard made ([`Shard::connect`](crate::Shard::connect)).
+    /// Counts of connections that the shard made ([`Shard::connect`](crate::Shard::connect)).
     pub upstreams: UpstreamStats,
-    /// What the driver did.
+    /// Counts of the driver.
     pub driver: DriverStats,
-    /// Where the receive buffers are.
+    /// The states of the receive buffers.
     pub buffers: BufferStats,
     /// Bytes that its connections hold beside the buffers, of
     /// [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max).
     pub held_bytes: usize,
-    /// Connections that it accepted and that wait for a place: a burst brings some before accepting stops at a limit. No accept
-    /// queue counts them.
+    /// Connections that it accepted and that wait for a place: a burst brings some before accepting
+    /// stops at a limit. No accept queue counts them.
     pub accepted_waiting: usize,
-    /// True if all of the above is what the shard said some time ago: a handler blocks it for more than 250 ms, its loop
-    /// panicked, or [`ServerControl::stats_now`](crate::ServerControl::stats_now) was called on a shard's own thread.
+    /// True if all of the above is what the shard said some time ago: a handler blocks it for more
+    /// than 250 ms, its loop panicked, or
+    /// [`ServerControl::stats_now`](crate::ServerControl::stats_now) was called on a shard's own
+    /// thread.
     pub stale: bool,
 }
 
-/// The connections of one service: what happened to them, and how many there are. A pause of all listeners together counts in
-/// [`ConnStats::accept_paused`] of the first one, and that of a single listener in that of its service.
+/// The connections of one service: what happened to them, and how many there are. A pause of all
+/// listeners together counts in [`ConnStats::accept_paused`] of the first one, and that of a single
+/// listener in that of its service.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServiceStats {
-    /// The service's name: that which the program gave ([`Endpoints::name`](crate::listen::Endpoints::name)), or the first
-    /// address at which it is reached.
+    /// The service's name: that which the program gave
+    /// ([`Endpoints::name`](crate::listen::Endpoints::name)), or the first address at which it is
+    /// reached.
     pub name: Arc<str>,
-    /// What happened to its connections.
+    /// Counts of its connections.
     pub counters: ConnStats,
     /// Connections now, closing ones included.
     pub connections: usize,
@@ -65,19 +69,21 @@ impl ShardStats {
     }
 }
 
-/// Connections to upstreams: what happened to them, and how many there are. `opened` counts those that were tried; those
-/// that failed are counted as closed for [`ConnectFailed`](crate::CloseReason::ConnectFailed) or
-/// [`ConnectTimeout`](crate::CloseReason::ConnectTimeout). [`ConnStats::frames`] counts pieces as they were received.
+/// Connections to upstreams: what happened to them, and how many there are. `opened` counts those
+/// that were tried; those that failed are counted as closed for
+/// [`ConnectFailed`](crate::CloseReason::ConnectFailed) or
+/// [`ConnectTimeout`](crate::CloseReason::ConnectTimeout). [`ConnStats::frames`] counts pieces as
+/// they were received.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct UpstreamStats {
-    /// What happened to them.
+    /// Counts of them.
     pub counters: ConnStats,
     /// Connections now, closing ones and those on their way included.
     pub connections: usize,
 }
 
-/// What a server did since its start, and what it holds.
+/// Counts of a server since its start, and what it holds.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ServerStats {
@@ -85,7 +91,7 @@ pub struct ServerStats {
     pub counters: ConnStats,
     /// Connections of all shards.
     pub connections: usize,
-    /// Each service's own, summed over the shards, in the order in which the server was told of them.
+    /// Each service's own, summed over the shards, in the order in which the server got them.
     pub services: Vec<ServiceStats>,
     /// Those of all shards to upstreams.
     pub upstreams: UpstreamStats,
@@ -96,10 +102,10 @@ pub struct ServerStats {
 }
 
 impl ServerStats {
-    /// How unevenly connections are spread over the shards: those that came to the shard with most, divided by the mean of
-    /// all. 1 is even, and the number of shards means that one of them got all. `None` for a single shard and before the
-    /// first connection. With few connections chance alone makes it large: 16 on four shards come out at about 1.5, a
-    /// thousand at 1.06.
+    /// The imbalance of connections between the shards: those that came to the shard with most,
+    /// divided by the mean of all. 1 is even, and the number of shards means that one of them got
+    /// all. `None` for a single shard and before the first connection. With few connections chance
+    /// alone makes it large: 16 on four shards come out at about 1.5, a thousand at 1.06.
     pub fn skew(&self) -> Option<f64> {
         let most = self.shards.iter().map(|shard| shard.counters.opened).max()?;
         let all: u64 = self.shards.iter().map(|shard| shard.counters.opened).sum();
@@ -135,11 +141,13 @@ impl ServerStats {
     }
 }
 
-/// The kernel's queue of connections that are established and not accepted yet, of one listener and one shard.
+/// The kernel's queue of connections that are established and not accepted yet, of one listener and
+/// one shard.
 ///
-/// A peer whose first packet finds the queue full hears nothing, and repeats it after a second, then after two, and so on:
-/// that is latency which a server's other figures do not show. Its program waits in `connect` meanwhile. Only where the queue
-/// filled in the middle of a handshake the peer believes that it is connected.
+/// A peer whose first packet finds the queue full gets no answer, and repeats it after a second,
+/// then after two, and so on: that is latency which a server's other figures do not show. Its
+/// program waits in `connect` meanwhile. Only where the queue filled in the middle of a handshake
+/// the peer believes that it is connected.
 ///
 /// The kernel answers at once, also while a handler blocks the shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,28 +155,33 @@ impl ServerStats {
 pub struct AcceptQueueStats {
     /// Which listener, in the order of [`ServerHandle::listeners`](crate::ServerHandle::listeners).
     pub listener: usize,
-    /// Which shard accepts from the queue; `None` for an [adopted](crate::listen::adopt) socket, from whose one queue all do.
+    /// Which shard accepts from the queue; `None` for an [adopted](crate::listen::adopt) socket,
+    /// from whose one queue all do.
     pub shard: Option<usize>,
     /// Connections that wait now.
     pub waiting: u64,
-    /// [`SocketOptions::backlog`](crate::net::SocketOptions::backlog), or what `net.core.somaxconn` left of it. The kernel
-    /// takes one connection more, and drops the first packets of those that come then.
+    /// [`SocketOptions::backlog`](crate::net::SocketOptions::backlog), or what `net.core.somaxconn`
+    /// left of it. The kernel takes one connection more, and drops the first packets of those that
+    /// come then.
     pub capacity: u64,
-    /// Packets of newcomers dropped since the server began because a queue had no room. It is no number of peers: those that a peer
-    /// repeats count again. A value that grows is the sign. `None` before Linux 4.12.
+    /// Packets of new connections dropped since the server began because a queue had no room. It is
+    /// no number of peers: those that a peer repeats count again. A value that grows is the sign.
+    /// `None` before Linux 4.12.
     ///
-    /// Drops count if at a look the queue holds four fifths of its capacity, or if since the look before the kernel counted
-    /// that queues of the network namespace overflowed (`ListenOverflows`, `TCPReqQFullDrop` of `/proc/net/netstat`), and then no
-    /// more than it counted.
+    /// Drops count if at a look the queue holds four fifths of its capacity, or if since the look
+    /// before the kernel counted that queues of the network namespace overflowed
+    /// (`ListenOverflows`, `TCPReqQFullDrop` of `/proc/net/netstat`), and then no more than it
+    /// counted.
     pub lost: Option<u64>,
-    /// Packets discarded at this listener since it listens, for whatever reason: those of `lost`, those that a filter of the
-    /// kernel refuses, and those that a peer repeats though the first one was answered, as peers do whose network loses packets.
-    /// No sign of a fault of the server. `None` before Linux 4.12.
+    /// Packets discarded at this listener since it listens, for whatever reason: those of `lost`,
+    /// those that a filter of the kernel refuses, and those that a peer repeats though the first
+    /// one was answered, as peers do whose network loses packets. No sign of a fault of the server.
+    /// `None` before Linux 4.12.
     pub dropped: Option<u64>,
 }
 
-/// Figures of the threads for [blocking calls](crate::Shard::spawn_blocking), for all shards together. Look-ups of names for
-/// [`connect`](crate::Shard::connect) are among them.
+/// Figures of the threads for [blocking calls](crate::Shard::spawn_blocking), for all shards
+/// together. Look-ups of names for [`connect`](crate::Shard::connect) are among them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlockingStats {
@@ -180,7 +193,8 @@ pub struct BlockingStats {
     pub queued: usize,
     /// Functions that returned.
     pub done: u64,
-    /// Functions that were dropped: the queue was full, the server ended, or no thread could be started.
+    /// Functions that were dropped: the queue was full, the server ended, or no thread could be
+    /// started.
     pub refused: u64,
     /// Functions that panicked.
     pub panicked: u64,
@@ -202,9 +216,11 @@ pub struct CallStats {
     pub dropped: u64,
     /// Calls that did not finish at once and had to wait.
     pub waited: u64,
-    /// Waiting calls that took longer than [`Calls::slower_than`](crate::middleware::Calls::slower_than).
+    /// Waiting calls that took longer than
+    /// [`Calls::slower_than`](crate::middleware::Calls::slower_than).
     pub slow: u64,
-    /// Calls whose whole time was taken, see [`Calls::time_one_in`](crate::middleware::Calls::time_one_in).
+    /// Calls whose whole time was taken, see
+    /// [`Calls::time_one_in`](crate::middleware::Calls::time_one_in).
     pub timed: u64,
     /// The sum of the timed calls' times.
     pub timed_sum: Duration,

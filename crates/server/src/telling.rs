@@ -1,4 +1,4 @@
-//! What a server tells of single connections: accounts, an access log, spans.
+//! Records of single connections: accounts, an access log, spans.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
-//! Services of tower as services of this crate, for stacks that exist already; with the feature `tower`, which is off by
-//! default.
+//! Services of tower as services of this crate, for stacks that exist already; with the feature
+//! `tower`, which is off by default.
 //!
-//! [`Tower`] makes a [`Service`] of any [`tower_service::Service`] that takes a [`Request`] and returns a [reply](IntoReply):
+//! [`Tower`] makes a [`Service`] of any [`tower_service::Service`] that takes a [`Request`] and
+//! returns a [reply](IntoReply):
 //!
 //! ```no_run
 //! use std::convert::Infallible;
@@ -21,26 +22,31 @@
 //!
 //! # Ready, then called
 //!
-//! `poll_ready` is called before each `call`, with no other call in between. Calls that find the service not ready wait, first
-//! in, first out; only the first of them polls, as tower's contract demands.
+//! `poll_ready` is called before each `call`, with no other call in between. Calls that find the
+//! service not ready wait, first in, first out; only the first of them polls, as tower's contract
+//! demands.
 //!
 //! # No clones
 //!
-//! A tower service is called by `&mut`, and servers mostly clone it for each connection or request. Here a shard has one value
-//! and never clones it, so it need not be `Clone` or `Send`. A value that clones of a layer would share, such as the permits of
-//! tower's `ConcurrencyLimit`, then counts for the shard. To share it among all shards, make one service outside of the factory
+//! A tower service is called by `&mut`, and servers usually clone it for each connection or
+//! request. Here a shard has one value and never clones it, so it need not be `Clone` or `Send`. A
+//! value that clones of a layer would share, such as the permits of tower's `ConcurrencyLimit`,
+//! then counts for the shard. To share it among all shards, make one service outside of the factory
 //! and give each shard a clone; such a service must be `Send + Sync`.
 //!
 //! # Layers that need a runtime
 //!
-//! `tower::timeout`, `limit::RateLimit`, `retry` with a back-off and `buffer` use tokio's timer or spawn on tokio: on a shard
-//! outside of tokio they panic at their first use. [`TimeLimit`](crate::middleware::TimeLimit) uses the shard's own timers.
-//! `limit::ConcurrencyLimit`, `load_shed`, `filter`, `util` (maps, boxes, `service_fn`) and `steer` work anywhere.
+//! `tower::timeout`, `limit::RateLimit`, `retry` with a back-off and `buffer` use tokio's timer or
+//! spawn on tokio: on a shard outside of tokio they panic at their first use.
+//! [`TimeLimit`](crate::middleware::TimeLimit) uses the shard's own timers.
+//! `limit::ConcurrencyLimit`, `load_shed`, `filter`, `util` (maps, boxes, `service_fn`) and `steer`
+//! work anywhere.
 //!
 //! # Errors
 //!
-//! An error of `poll_ready` or of the response's future is an error of the call: it is logged, and closes the connection. To
-//! answer with it instead, as for requests that `load_shed` rejects, map it to a response by `ServiceExt::map_result`.
+//! An error of `poll_ready` or of the response's future is an error of the call: it is logged, and
+//! closes the connection. To answer with it instead, as for requests that `load_shed` rejects, map
+//! it to a response by `ServiceExt::map_result`.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -59,7 +65,8 @@ use crate::shard::face::service::Service;
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Request {
-    /// The frame. It does not leave its core, see [`Frame`]; for layers that need `Send`, copy it by `map_request`.
+    /// The frame. It does not leave its core, see [`Frame`]; for layers that need `Send`, copy it
+    /// by `map_request`.
     pub frame: Frame,
     /// The sender.
     pub peer: Peer,
@@ -127,8 +134,8 @@ impl<T: fmt::Debug> fmt::Debug for Tower<T> {
     }
 }
 
-/// A response of a tower service that becomes replies. A service that wants more of the connection than replies is a
-/// [`Service`] by itself.
+/// A response of a tower service that becomes replies. A service that wants more of the connection
+/// than replies is a [`Service`] by itself.
 pub trait IntoReply {
     /// Queues the replies, if there are any.
     fn reply<S: 'static>(self, cx: &Cx<'_, S>);

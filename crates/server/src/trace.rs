@@ -37,7 +37,7 @@ pub(crate) enum Keeps {
     Prints,
 }
 
-/// Where something happened.
+/// The place of an event.
 #[derive(Clone)]
 pub(crate) enum Place {
     /// In the test, or to the world.
@@ -115,7 +115,8 @@ impl Trace {
         self.broken.borrow_mut().take()
     }
 
-    /// The last events of the connection that the run was about, and of what is no connection's; or of all.
+    /// The last events of the connection that the run was about, and of what is no connection's; or
+    /// of all.
     pub(crate) fn chart(&self) -> String {
         let (events, subject) = (self.events.borrow(), self.subject.get());
         let concerns =

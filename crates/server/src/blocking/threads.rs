@@ -1,5 +1,6 @@
-//! Threads for blocking functions. Crates of thread pools have a fixed number of threads (`rayon-core`, `threadpool`), or
-//! threads for the whole process and an unbounded queue (`blocking`), so this pool stands on std's threads.
+//! Threads for blocking functions. Crates of thread pools have a fixed number of threads
+//! (`rayon-core`, `threadpool`), or threads for the whole process and an unbounded queue
+//! (`blocking`), so this pool stands on std's threads.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,10 +18,12 @@ use ringserve_drivers::guarded;
 use super::{BlockingError, Pool, Work};
 use crate::stats::BlockingStats;
 
-/// How long an idle thread waits before it ends: as in tokio's pool, and long compared with the cost of a new thread.
+/// The time that an idle thread waits before it ends: as in tokio's pool, and long compared with
+/// the cost of a new thread.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// How long the end of the server waits for running functions: as long as for connections that the kernel does not end.
+/// The time that the end of the server waits for running functions: as long as for connections that
+/// the kernel does not end.
 const END: Duration = Duration::from_secs(5);
 
 /// The threads of a server.
@@ -76,8 +79,8 @@ impl Threads {
         Threads { shared: Arc::new(shared) }
     }
 
-    /// Starts a thread, which is counted as free already. If none can be started and there is no other, waiting functions are
-    /// refused.
+    /// Starts a thread, which is counted as free already. If none can be started and there is no
+    /// other, waiting functions are refused.
     fn start_thread(&self) {
         let shared = self.shared.clone();
         let builder = thread::Builder::new().name("ringserve-blocking".to_owned());

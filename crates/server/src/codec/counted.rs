@@ -1,4 +1,4 @@
-//! What is behind an item while something waits.
+//! A view of the bytes after an item while something waits.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,7 +9,8 @@ use pin_project_lite::pin_project;
 use super::{CodecCx, CodecService};
 
 pin_project! {
-    /// A future behind whose item bytes may wait: before it waits itself, they take no more memory than they have to, and count.
+    /// A future behind whose item bytes may wait: before it waits itself, they take no more memory
+    /// than they have to, and count.
     pub(super) struct Counted<'a, S: CodecService, F> {
         #[pin]
         future: F,

@@ -1,8 +1,9 @@
-//! Services over the codecs of [`tokio_util::codec`], so that existing codecs can be used as they are; with the feature
-//! `codec`, which is off by default.
+//! Services over the codecs of [`tokio_util::codec`], so that existing codecs can be used as they
+//! are; with the feature `codec`, which is off by default.
 //!
-//! A [`CodecService`] names the codec and handles items; [`WithCodec`] makes a [`Service`] of it. The server keeps its default
-//! framing, [`Raw`](ringserve_core::framing::Raw): the codec finds the boundaries.
+//! A [`CodecService`] names the codec and handles items; [`WithCodec`] makes a [`Service`] of it.
+//! The server keeps its default framing, [`Raw`](ringserve_core::framing::Raw): the codec finds the
+//! boundaries.
 //!
 //! ```no_run
 //! use ringserve::Server;
@@ -32,38 +33,44 @@
 //!
 //! # What it costs
 //!
-//! Received bytes are copied once, into the `BytesMut` that a decoder takes from, and encoded replies once, into the outbox.
-//! Copies and allocations of the codec itself come on top, such as a `String` for each line above. A framing of this crate, or
-//! [your own](ringserve_core::framing::Framing), avoids all of that.
+//! Received bytes are copied once, into the `BytesMut` that a decoder takes from, and encoded
+//! replies once, into the outbox. Copies and allocations of the codec itself come on top, such as a
+//! `String` for each line above. A framing of this crate, or [your
+//! own](ringserve_core::framing::Framing), avoids all of that.
 //!
 //! A connection between two items holds no buffer, only its codec.
 //!
 //! # What is bounded, and what ends a connection
 //!
 //! Bytes that are not an item yet are bounded by [`WithCodec::bytes_max`]. They count towards
-//! [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) if they take more than 256 bytes, and so do
-//! received bytes behind the item whose call waits, and a buffer of which such an item is a part. A codec that allocates what a
-//! peer claims, as `LengthDelimitedCodec` does, allocates before this bound can act: set the codec's own limit too.
+//! [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) if they take more
+//! than 256 bytes, and so do received bytes behind the item whose call waits, and a buffer of which
+//! such an item is a part. A codec that allocates what a peer claims, as `LengthDelimitedCodec`
+//! does, allocates before this bound can act: set the codec's own limit too.
 //!
-//! A decoder's error, or too many bytes, goes to [`CodecService::malformed`] for last words. Then the connection is closed with
-//! [`CloseReason::HandlerError`], since for the server the codec is part of the service.
+//! A decoder's error, or too many bytes, goes to [`CodecService::malformed`] for last words. Then
+//! the connection is closed with [`CloseReason::HandlerError`], since for the server the codec is
+//! part of the service.
 //!
-//! After the peer's FIN, when its items are answered, `Decoder::decode_eof` is called until it returns no further item: a last
-//! line without its end is an item of `LinesCodec`. Its error goes to [`CodecService::malformed`] as
-//! [`CodecError::Unfinished`], remaining bytes are dropped, and [`CodecService::close`] gets
-//! [`CloseReason::PeerClosedMidFrame`]. A drain does not wait for that.
+//! After the peer's FIN, when its items are answered, `Decoder::decode_eof` is called until it
+//! returns no further item: a last line without its end is an item of `LinesCodec`. Its error goes
+//! to [`CodecService::malformed`] as [`CodecError::Unfinished`], remaining bytes are dropped, and
+//! [`CodecService::close`] gets [`CloseReason::PeerClosedMidFrame`]. A drain does not wait for
+//! that.
 //!
 //! # Around it
 //!
-//! [`middleware`](crate::middleware) around a [`WithCodec`] sees a call for each piece of received bytes, and a call without a
-//! byte for the peer's FIN. Where calls may wait in it, as in [`ConcurrencyLimit`](crate::middleware::ConcurrencyLimit), the pieces
-//! of a connection would lose their order: a server with [`Limits::calls_in_flight_max`] above 1 refuses it at the start. A
+//! [`middleware`](crate::middleware) around a [`WithCodec`] sees a call for each piece of received
+//! bytes, and a call without a byte for the peer's FIN. Where calls may wait in it, as in
+//! [`ConcurrencyLimit`](crate::middleware::ConcurrencyLimit), the pieces of a connection would lose
+//! their order: a server with [`Limits::calls_in_flight_max`] above 1 refuses it at the start. A
 //! middleware of your own says so by [`Service::PIECES`] and [`Service::REORDERS`].
 //!
-//! For time limits each piece of received bytes is a frame: the first byte ends [`Limits::first_frame_timeout`], and each piece
-//! starts [`Limits::idle_timeout`] again.
+//! For time limits each piece of received bytes is a frame: the first byte ends
+//! [`Limits::first_frame_timeout`], and each piece starts [`Limits::idle_timeout`] again.
 //!
-//! Between two items of one piece replies get time to leave, so that [`Limits`] on outboxes hold for items too.
+//! Between two items of one piece replies get time to leave, so that [`Limits`] on outboxes hold
+//! for items too.
 
 mod counted;
 mod handle;
@@ -92,11 +99,12 @@ use crate::shard::face::cx::Cx;
 use crate::shard::face::opening::{OpenCx, Refusal, Session, by_default};
 use crate::shard::face::service::Service;
 
-/// The start of an item is copied out of the shard's buffer up to this size and waits in a separate block. That is cheap, and
-/// frees the buffer, which is usually larger, for others.
+/// The start of an item is copied out of the shard's buffer up to this size and waits in a separate
+/// block. That is cheap, and frees the buffer, which is usually larger, for others.
 const SMALL_BYTES_MAX: usize = 4 * 1024;
 
-/// Waiting bytes in a block of this size at most count in no bound: to count them would take as much again.
+/// Waiting bytes in a block of this size at most count in no bound: to count them would take as
+/// much again.
 const UNCOUNTED_MAX: usize = 256;
 
 /// Handles the items of a codec. As [`Service`], whose docs explain each method.
@@ -107,17 +115,19 @@ pub trait CodecService: Sized + 'static {
     /// State of one connection.
     type Session: Session;
 
-    /// Why a call failed. The connection is closed after its queued replies, and the error is logged once.
+    /// Why a call failed. The connection is closed after its queued replies, and the error is
+    /// logged once.
     type Error: fmt::Display;
 
-    /// Keeps an account of each connection, in which each piece of received bytes is a frame. As [`Service::ACCOUNTS`].
+    /// Keeps an account of each connection, in which each piece of received bytes is a frame. As
+    /// [`Service::ACCOUNTS`].
     const ACCOUNTS: bool = false;
 
     /// Makes the codec of one connection, when the first bytes arrive or the first reply is made.
     fn codec(&self) -> Self::Codec;
 
-    /// Makes the session of a connection that was accepted, by default through `Default`; a session that is not `Default` is
-    /// made here.
+    /// Makes the session of a connection that was accepted, by default through `Default`; a session
+    /// that is not `Default` is made here.
     ///
     /// # Errors
     /// A [`Refusal`] closes the connection.
@@ -132,13 +142,15 @@ pub trait CodecService: Sized + 'static {
         ready(by_default())
     }
 
-    /// Handles one item. The connection's next item is handed over when this future is done. Items received before an order to
-    /// close are dropped.
+    /// Handles one item. The connection's next item is handed over when this future is done. Items
+    /// received before an order to close are dropped.
     ///
-    /// With [`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max) above 1, bytes that arrive while this future is
-    /// pending go on to the decoder, and their items are handed over behind those that are left of earlier bytes: calls begin in
-    /// the order of their items, up to that limit at once. Replies to later items may overtake those to earlier ones, so peers must tell replies apart by
-    /// their content, such as an id. Items that arrived in one piece wait for each other until more bytes come.
+    /// With [`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max) above 1, bytes that
+    /// arrive while this future is pending go on to the decoder, and their items are handed over
+    /// behind those that are left of earlier bytes: calls begin in the order of their items, up to
+    /// that limit at once. Replies to later items may overtake those to earlier ones, so peers must
+    /// tell replies apart by their content, such as an id. Items that arrived in one piece wait for
+    /// each other until more bytes come.
     ///
     /// # Errors
     /// An error closes this connection after its queued replies.
@@ -148,8 +160,9 @@ pub trait CodecService: Sized + 'static {
         item: <Self::Codec as Decoder>::Item,
     ) -> impl Future<Output = Result<(), Self::Error>>;
 
-    /// The shard is asked for more than it can do, and this item is one of the share to shed, as with [`Service::shed`]: answer
-    /// it here, or have it [served](Shed::Serve) all the same. By default each item is served.
+    /// The shard is asked for more than it can do, and this item is one of the share to shed, as
+    /// with [`Service::shed`]: answer it here, or have it [served](Shed::Serve) all the same. By
+    /// default each item is served.
     ///
     /// ```
     /// use ringserve::codec::{CodecCx, CodecService};
@@ -184,7 +197,8 @@ pub trait CodecService: Sized + 'static {
         Shed::Serve
     }
 
-    /// The peer sent bytes that are no item. Last words may be queued; then the connection is closed.
+    /// The peer sent bytes that are no item. Last words may be queued; then the connection is
+    /// closed.
     fn malformed(&self, cx: &CodecCx<'_, Self>, error: &CodecError<<Self::Codec as Decoder>::Error>) {
         let _ = (cx, error);
     }
@@ -199,19 +213,21 @@ pub trait CodecService: Sized + 'static {
         let _ = cx;
     }
 
-    /// The peer was silent for [`Limits::heartbeat_interval`]: queue a question for a sign of life here.
+    /// The peer was silent for [`Limits::heartbeat_interval`]: queue a question for a sign of life
+    /// here.
     fn heartbeat(&self, cx: &CodecCx<'_, Self>) {
         let _ = cx;
     }
 
-    /// The peer sent FIN, every item was handed over, and the connection is [held open](Cx::hold_open): the service closes it,
-    /// now or later.
+    /// The peer sent FIN, every item was handed over, and the connection is [held
+    /// open](Cx::hold_open): the service closes it, now or later.
     fn input_ended(&self, cx: &CodecCx<'_, Self>) {
         cx.close();
     }
 
-    /// The connection ended. If the peer ended it in the middle of an item, the reason is [`CloseReason::PeerClosedMidFrame`];
-    /// counters and log, which do not see items, show it as `peer_closed`.
+    /// The connection ended. If the peer ended it in the middle of an item, the reason is
+    /// [`CloseReason::PeerClosedMidFrame`]; counters and log, which do not see items, show it as
+    /// `peer_closed`.
     fn close(&self, closed: &CloseCx<'_, Self::Session>) {
         let _ = closed;
     }
@@ -250,7 +266,8 @@ ringserve_buf::debug_is_display!(CodecError<E>, [E: fmt::Display]);
 
 impl<E: fmt::Debug + fmt::Display> std::error::Error for CodecError<E> {}
 
-/// The reason why a call of [`WithCodec`] failed. `E` is the error of the [`CodecService`], `D` that of the decoder.
+/// The reason why a call of [`WithCodec`] failed. `E` is the error of the [`CodecService`], `D`
+/// that of the decoder.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WithCodecError<E, D> {
@@ -282,8 +299,8 @@ pub struct WithCodec<S> {
 }
 
 impl<S: CodecService> WithCodec<S> {
-    /// Makes a service of a codec service, with [`bytes_max`](WithCodec::bytes_max) at 1 MiB, the default of
-    /// [`Limits::frame_bytes_max`].
+    /// Makes a service of a codec service, with [`bytes_max`](WithCodec::bytes_max) at 1 MiB, the
+    /// default of [`Limits::frame_bytes_max`].
     pub fn new(service: S) -> WithCodec<S> {
         WithCodec {
             service,
@@ -293,8 +310,9 @@ impl<S: CodecService> WithCodec<S> {
         }
     }
 
-    /// Sets the most bytes of a connection that wait to become an item. A peer can make the server hold this much, and up to
-    /// twice as much memory. A received piece, usually a buffer, comes on top for a moment.
+    /// Sets the most bytes of a connection that wait to become an item. A peer can make the server
+    /// hold this much, and up to twice as much memory. A received piece, usually a buffer, comes on
+    /// top for a moment.
     ///
     /// # Panics
     /// If `bytes_max` is 0, since no item could ever wait.
@@ -322,7 +340,8 @@ impl<S: CodecService> WithCodec<S> {
         state.count_held(cx.head());
     }
 
-    /// The next item of received bytes. If there is none, the buffer goes back to the shard, unless many bytes wait in it.
+    /// The next item of received bytes. If there is none, the buffer goes back to the shard, unless
+    /// many bytes wait in it.
     fn next(&self, state: &CodecSession<S>, ended: bool) -> Decoded<S::Codec> {
         let mut bytes = state.bytes.borrow_mut();
         let found = state.with_codec(&self.service, |codec| match ended {
@@ -408,7 +427,7 @@ impl<S: CodecService> Service for WithCodec<S> {
     fn failed(&self, cx: &Cx<'_, CodecSession<S>>, failure: &Failure<'_, Self::Error>) {
         let failure = match failure {
             Failure::Error(WithCodecError::Service(error)) => Failure::Error(error),
-            // The service was told by `malformed`.
+            // The service was informed by `malformed`.
             Failure::Error(WithCodecError::Codec(_)) => return,
             Failure::TimedOut => Failure::TimedOut,
             Failure::Panicked(message) => Failure::Panicked(message),
@@ -442,7 +461,8 @@ impl<S: fmt::Debug> fmt::Debug for WithCodec<S> {
     }
 }
 
-/// State of [`WithCodec`] for a connection: the codec, bytes that are not an item yet, and the user's session.
+/// State of [`WithCodec`] for a connection: the codec, bytes that are not an item yet, and the
+/// user's session.
 pub struct CodecSession<S: CodecService> {
     user: S::Session,
     codec: Place<S::Codec>,
@@ -481,8 +501,8 @@ impl<S: CodecService> CodecSession<S> {
         }
     }
 
-    /// Leaves the buffer of received bytes to others where little of it is used: the rest gets a separate block. Returns the size
-    /// of the buffer if items still use it.
+    /// Leaves the buffer of received bytes to others where little of it is used: the rest gets a
+    /// separate block. Returns the size of the buffer if items still use it.
     fn leave_buffer(&self, spare: &Spare) -> usize {
         let (mut bytes, room) = (self.bytes.borrow_mut(), self.room.get());
         let is_fit = room <= UNCOUNTED_MAX.max(bytes.len() * 2);
@@ -521,16 +541,17 @@ impl<S: CodecService> fmt::Debug for CodecSession<S> {
 
 /// The connection of a call: a [`Cx`] whose replies are items.
 ///
-/// Push items from other code on the shard through [`item_handle`](CodecCx::item_handle). Bytes pushed through
-/// [`handle`](Cx::handle) are not encoded: encode them first.
+/// Push items from other code on the shard through [`item_handle`](CodecCx::item_handle). Bytes
+/// pushed through [`handle`](Cx::handle) are not encoded: encode them first.
 pub struct CodecCx<'a, S: CodecService> {
     cx: &'a Cx<'a, CodecSession<S>>,
     with: &'a WithCodec<S>,
 }
 
 impl<'a, S: CodecService> CodecCx<'a, S> {
-    /// Has what is behind the item at hand take no more memory than it has to, and counts it. Returns the size of its buffer if the
-    /// item pins that, which then counts until it is [released](CodecCx::release).
+    /// Has what is behind the item at hand take no more memory than it has to, and counts it.
+    /// Returns the size of its buffer if the item pins that, which then counts until it is
+    /// [released](CodecCx::release).
     #[cold]
     fn leave_behind(&self) -> usize {
         let state = self.cx.session();
@@ -562,12 +583,14 @@ impl<'a, S: CodecService> CodecCx<'a, S> {
     /// Uses the connection's codec, to change how it goes on.
     ///
     /// # Panics
-    /// If `work` uses the codec of this connection in another way, as [`reply`](CodecCx::reply) does.
+    /// If `work` uses the codec of this connection in another way, as [`reply`](CodecCx::reply)
+    /// does.
     pub fn with_codec<R>(&self, work: impl FnOnce(&mut S::Codec) -> R) -> R {
         self.cx.session().with_codec(&self.with.service, work)
     }
 
-    /// A handle that pushes items from other code on this shard. The first one of a connection allocates.
+    /// A handle that pushes items from other code on this shard. The first one of a connection
+    /// allocates.
     pub fn item_handle(&self) -> CodecHandle<S::Codec> {
         let codec = self.cx.session().codec.share(|| self.with.service.codec());
         CodecHandle::new(self.cx.local_handle(), codec, self.with.spare_out.clone())
@@ -618,7 +641,8 @@ impl<S: CodecService> CodecOpenCx<'_, S> {
     /// Uses the connection's codec, to change how it begins.
     ///
     /// # Panics
-    /// If `work` uses the codec of this connection in another way, as [`reply`](CodecOpenCx::reply) does.
+    /// If `work` uses the codec of this connection in another way, as [`reply`](CodecOpenCx::reply)
+    /// does.
     pub fn with_codec<R>(&self, work: impl FnOnce(&mut S::Codec) -> R) -> R {
         self.codec.with(|| self.with.service.codec(), work)
     }

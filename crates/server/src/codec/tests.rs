@@ -32,7 +32,7 @@ fn receive(with: &WithCodec<Nothing>, state: &CodecSession<Nothing>, bytes: &[u8
     while with.next(state, false).unwrap().is_some() {}
 }
 
-/// A service whose shard has a buffer that can be told from a new one.
+/// A service whose shard has a buffer that is distinct from a new one.
 fn with_buffer() -> WithCodec<Nothing> {
     let with = WithCodec::new(Nothing);
     with.spare_in.keep(BytesMut::with_capacity(KEPT_BYTES_MAX), KEPT_BYTES_MAX);

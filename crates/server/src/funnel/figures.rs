@@ -1,4 +1,4 @@
-//! What the funnel is made from: figures of one moment, as plain numbers.
+//! The input of the funnel: figures of one moment, as plain numbers.
 
 use ringserve_base::host::MachineStats;
 use std::time::Duration;
@@ -59,7 +59,8 @@ pub(crate) struct QueueFigures {
 pub(crate) struct ShardFigures {
     /// The share of the last second for which it ran.
     pub(crate) busy: f64,
-    /// The share for which it could have run, and had no CPU: a quota was used up, or others had it.
+    /// The share for which it could have run, and had no CPU: a quota was used up, or others had
+    /// it.
     pub(crate) starved: f64,
     /// The part of `starved` that is the quota's: [`Figures::share_throttling`].
     pub(crate) throttled: f64,
@@ -75,9 +76,10 @@ impl ShardFigures {
 }
 
 impl Figures {
-    /// Finds the quota's part of what shards waited for a CPU, from what the control group was held back since `before`, about the
-    /// time of which the shares are. The group counts a sum over all CPUs, of which each shard has the part that it has of all
-    /// waiting, and no more than it waited.
+    /// Finds the quota's part of what shards waited for a CPU, from what the control group was held
+    /// back since `before`, about the time of which the shares are. The group counts a sum over all
+    /// CPUs, of which each shard has the part that it has of all waiting, and no more than it
+    /// waited.
     pub(crate) fn share_throttling(&mut self, before: &Figures) {
         let window = self.at.saturating_sub(before.at).as_secs_f64();
         let held_back = self.machine.throttled.saturating_sub(before.machine.throttled).as_secs_f64();
@@ -96,7 +98,7 @@ pub(crate) struct StallFigures {
     pub(crate) ongoing: bool,
     pub(crate) lasted: Duration,
     pub(crate) cause: StallCause,
-    /// What it worked on, as text: `a call for 10.1.2.3:5511`.
+    /// Its work, as text: `a call for 10.1.2.3:5511`.
     pub(crate) work: String,
     /// The function of the kernel in which its thread waits.
     pub(crate) waits_in: Option<String>,
@@ -122,7 +124,7 @@ pub(crate) struct ClosedFigures {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WaitingFigures {
     pub(crate) calls: u64,
-    /// How long the oldest has waited.
+    /// The time that the oldest has waited.
     pub(crate) oldest: Duration,
     /// The peer of the oldest.
     pub(crate) peer: String,
@@ -147,7 +149,7 @@ pub(crate) struct OutboxFigures {
     pub(crate) largest_max: u64,
     /// Its peer.
     pub(crate) peer: String,
-    /// How long that peer has been silent.
+    /// The time for which that peer has been silent.
     pub(crate) idle: Duration,
     /// The limit of its service.
     pub(crate) stall_timeout: Option<Duration>,
@@ -179,7 +181,7 @@ pub(crate) struct MachineFigures {
 }
 
 impl MachineFigures {
-    /// What the machine tells now.
+    /// The machine's figures of now.
     pub(crate) fn of(host: &MachineStats) -> MachineFigures {
         MachineFigures {
             descriptors: host.descriptors.map_or(0, |used| used.now),

@@ -1,12 +1,13 @@
-//! The way of a connection through a server as a row of stages, each of which is calm, short of room, or the cause of what peers
-//! feel. A pure function of figures of now and of a while ago.
+//! The way of a connection through a server as a row of stages, each of which is calm, short of
+//! room, or the cause of what peers feel. A pure function of figures of now and of a while ago.
 //!
 //! ```text
 //!   SYN queue ▶ accept queue ▶ table ▶ first frame ▶ handler ▶ outbox ▶ peer        machine, below all of it
 //! ```
 //!
-//! A loss shows where there is no room, which is seldom where its cause is: an accept queue overflows because a handler blocks
-//! its shard. So each stage asks first whether another one explains what it sees, and is not the cause then.
+//! A loss shows where there is no room, which is rarely where its cause is: an accept queue
+//! overflows because a handler blocks its shard. So each stage asks first whether another one
+//! explains what it sees, and is not the cause then.
 
 mod figures;
 mod machine;
@@ -24,7 +25,8 @@ pub(crate) use figures::{
     WaitingFigures,
 };
 
-/// A call that waits for longer is worth a sentence: peers that ask one thing after the other notice.
+/// A call that waits for longer is worth a sentence: peers that ask one thing after the other
+/// notice.
 const LONG_CALL: Duration = Duration::from_secs(1);
 
 /// A peer that takes nothing for longer is worth one.
@@ -63,7 +65,7 @@ impl Seen<'_> {
         self.now.at.saturating_sub(self.before.at)
     }
 
-    /// How much a total grew.
+    /// The growth of a total.
     fn grew(&self, of: impl Fn(&Figures) -> u64) -> u64 {
         of(self.now).saturating_sub(of(self.before))
     }
@@ -76,13 +78,14 @@ impl Seen<'_> {
     /// Packets that a queue lost since `before`.
     fn lost(&self, number: usize) -> u64 {
         let queue = &self.now.queues[number];
-        // Queues that were closed since are not there any more.
+        // Queues that were closed since are gone.
         let same = |other: &&QueueFigures| other.shard == queue.shard && other.listener == queue.listener;
         let before = self.before.queues.iter().find(same).map_or(queue.lost, |before| before.lost);
         queue.lost.saturating_sub(before)
     }
 
-    /// The stage that keeps a shard from accepting, if one does; of any shard, for a queue from which all accept.
+    /// The stage that keeps a shard from accepting, if one does; of any shard, for a queue from
+    /// which all accept.
     fn obstacle(&self, shard: Option<usize>) -> Option<StageName> {
         let its = |number: usize| shard.is_none_or(|shard| shard == number);
         let mut shards =
@@ -234,7 +237,8 @@ impl Seen<'_> {
             lost_recently: silent,
             ..calm(StageName::FirstFrame, "buffers")
         };
-        // The buffers of a ring are fewer at first than there may be: a burst that finds none costs a moment.
+        // The buffers of a ring are fewer at first than there may be: a burst that finds none costs
+        // a moment.
         if parked > 0 && self.now.buffers_full {
             let dry = format!(
                 "receives found no memory {parked} times {}: there may be {buffers_max} buffers, of which {buffers} \
@@ -261,7 +265,8 @@ impl Seen<'_> {
         stage
     }
 
-    /// The call that has waited for longest is one of a peer that takes nothing, so it may well wait for that.
+    /// The call that has waited for longest is one of a peer that takes nothing, so it may well
+    /// wait for that.
     fn waits_for_its_peer(&self) -> bool {
         let OutboxFigures { held_back, idle, peer, .. } = &self.now.outboxes;
         *held_back > 0 && *idle >= LONG_STALL && *peer == self.now.waiting.peer
@@ -417,7 +422,7 @@ impl Seen<'_> {
     }
 }
 
-/// What a stage shows that its sentence is about, where that is not what it shows else.
+/// The figure that a stage's sentence is about, where the stage usually shows another one.
 #[derive(Clone, Copy)]
 struct Figure {
     now: u64,

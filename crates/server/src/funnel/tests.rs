@@ -66,7 +66,7 @@ fn stall(cause: StallCause, ongoing: bool) -> Option<StallFigures> {
     })
 }
 
-/// What overflows wherever a shard does not accept.
+/// The overflow of a queue wherever a shard does not accept.
 fn queue_overflows(now: &mut Figures) {
     (now.queues[0].waiting, now.queues[0].lost) = (4097, 12);
 }
@@ -239,7 +239,7 @@ fn quota_is_not_laid_to_others() {
         });
     }
     is_cause(StageName::Machine, State::Warn, &["quota"], |now| held_back(now, [0.8, 0.0], 790));
-    // What others took is told beside it.
+    // The time that others took is reported with it.
     is_cause(StageName::Machine, State::Lost, &["shard 1", "70 %", "others"], |now| {
         held_back(now, [0.0, 0.8], 100);
     });
@@ -396,7 +396,7 @@ fn blocked_shard_explains_no_loss_of_another_one() {
     assert_eq!((state(StageName::AcceptQueue), state(StageName::Handler)), (State::Lost, State::Lost));
 }
 
-/// What the stage that is the cause shows, of what it takes.
+/// The figures that the stage shows which is the cause: now, capacity and unit.
 fn figure_of(change: impl FnOnce(&mut Figures)) -> (u64, Option<u64>, String) {
     let stages = after(change);
     let stage = stages.iter().find(|stage| stage.state != State::Calm).expect("something is wrong");

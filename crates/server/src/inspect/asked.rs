@@ -12,19 +12,19 @@ use ringserve_base::guard::{discard, wake};
 
 use super::query::{ConnInfo, Inspection, InspectionSums, Query};
 
-/// An inspection under way: see [`ServerControl::inspecting`](crate::ServerControl::inspecting). Shards that have not answered
-/// when it is dropped look no further.
+/// An inspection under way: see [`ServerControl::inspecting`](crate::ServerControl::inspecting).
+/// Shards that have not answered when it is dropped look no further.
 pub struct Inspecting {
     asked: Arc<Asked>,
     query: Query,
 }
 
-/// What the shards leave for the caller that asked.
+/// The answers that the shards leave for the caller that asked.
 pub(crate) struct Asked {
     answers: Mutex<Answers>,
-    /// Notified once nothing is awaited any more.
+    /// Notified once no answer is awaited.
     complete: Condvar,
-    /// Nothing takes the answers any more.
+    /// The caller is gone, and nothing takes the answers.
     abandoned: AtomicBool,
 }
 
@@ -36,7 +36,7 @@ struct Answers {
     waker: Option<Waker>,
 }
 
-/// What a shard answers.
+/// The answer of a shard.
 #[derive(Clone)]
 pub(super) struct Found {
     pub(super) connections: Vec<ConnInfo>,
@@ -54,13 +54,13 @@ impl Inspecting {
         Inspecting { asked: Arc::new(asked), query }
     }
 
-    /// Where the shards leave their answers.
+    /// The place where the shards leave their answers.
     pub(crate) fn asked(&self) -> Arc<Asked> {
         self.asked.clone()
     }
 
-    /// Waits until every shard answered or ended. Any executor may await it, one task at a time. A shard that is blocked answers
-    /// when it goes on, so the caller limits the time.
+    /// Waits until every shard answered or ended. Any executor may await it, one task at a time. A
+    /// shard that is blocked answers when it goes on, so the caller limits the time.
     pub async fn done(&self) {
         poll_fn(|task| {
             // Cloning and dropping a waker is user code: outside of the lock.
@@ -83,7 +83,8 @@ impl Inspecting {
         drop(deadline.wait_while(&self.asked.complete, answers, |answers| answers.awaited > 0));
     }
 
-    /// What came so far. Shards that have not answered are [silent](Inspection::silent_shards).
+    /// The answers that came so far. Shards that have not answered are
+    /// [silent](Inspection::silent_shards).
     pub fn answer(self) -> Inspection {
         let came = std::mem::take(&mut self.asked.answers().came);
         let mut inspection = Inspection::default();
@@ -122,7 +123,7 @@ impl Asked {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True if nothing takes the answers any more.
+    /// True if the caller is gone, and nothing takes the answers.
     pub(super) fn is_abandoned(&self) -> bool {
         self.abandoned.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! What is asked of connections, and what is answered.
+//! Questions about connections, and their answers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ const LIMIT_MAX: usize = 1000;
 /// The connections that a [`Query`] without a [`limit`](Query::limit) returns.
 const LIMIT: usize = 20;
 
-/// How long `ServerControl::inspect` waits for shards. A shard with a million connections that takes a millisecond a turn
-/// needs a quarter of it.
+/// The time for which `ServerControl::inspect` waits for shards. A shard with a million connections
+/// that takes a millisecond a turn needs a quarter of it.
 const WITHIN: Duration = Duration::from_secs(1);
 
 /// The order of connections in an [`Inspection`]: those with most come first.
@@ -69,13 +69,14 @@ pub struct Query {
 const PAGE: u32 = 4096;
 
 impl Query {
-    /// All connections, those to upstreams included; by their [outboxes](By::Outbox), if nothing else is said.
+    /// All connections, those to upstreams included; by their [outboxes](By::Outbox), if nothing
+    /// else is said.
     pub fn connections() -> Query {
         Query { by: By::Outbox, calling: false, limit: LIMIT, within: WITHIN, page: PAGE }
     }
 
-    /// Those with calls that wait, or whose `open` does; the [one that waits for longest](By::OldestCall) first, if nothing else
-    /// is said.
+    /// Those with calls that wait, or whose `open` does; the [one that waits for
+    /// longest](By::OldestCall) first, if nothing else is said.
     pub fn calls_waiting() -> Query {
         Query { by: By::OldestCall, calling: true, ..Query::connections() }
     }
@@ -85,13 +86,15 @@ impl Query {
         Query { by, ..self }
     }
 
-    /// Sets how many connections of the whole server are wanted, 1 to 1000; what is outside of that becomes the nearer of them.
-    /// 20 by default. Each shard keeps that many entries of 24 bytes while it looks, and answers with that many at most.
+    /// Sets how many connections of the whole server are wanted, 1 to 1000; what is outside of that
+    /// becomes the nearer of them. 20 by default. Each shard keeps that many entries of 24 bytes
+    /// while it looks, and answers with that many at most.
     pub fn limit(self, limit: usize) -> Query {
         Query { limit: limit.clamp(1, LIMIT_MAX), ..self }
     }
 
-    /// Sets how long [`ServerControl::inspect`](crate::ServerControl::inspect) waits for shards that do not answer. One second by default.
+    /// Sets how long [`ServerControl::inspect`](crate::ServerControl::inspect) waits for shards
+    /// that do not answer. One second by default.
     pub fn within(self, within: Duration) -> Query {
         Query { within, ..self }
     }
@@ -111,10 +114,11 @@ pub struct ConnInfo {
     pub id: ConnId,
     /// The [index](crate::Shard::index) of its shard.
     pub shard: usize,
-    /// The [name](crate::stats::ServiceStats::name) of its service; `upstream` for a connection that the server made.
+    /// The [name](crate::stats::ServiceStats::name) of its service; `upstream` for a connection
+    /// that the server made.
     pub service: Arc<str>,
-    /// The number of its listener ([`ServerHandle::listeners`](crate::ServerHandle::listeners)); `None` for a connection that the
-    /// server made.
+    /// The number of its listener ([`ServerHandle::listeners`](crate::ServerHandle::listeners));
+    /// `None` for a connection that the server made.
     pub listener: Option<usize>,
     /// The peer's address, as [`Peer::addr`](crate::Peer::addr).
     pub peer: Option<SocketAddr>,
@@ -124,8 +128,10 @@ pub struct ConnInfo {
     pub idle: Duration,
     /// Bytes that wait for the peer: queued, or with the kernel.
     pub outbox_bytes: usize,
-    /// Bytes received. `None` unless an account of the connection is kept: [`Service::ACCOUNTS`](crate::Service::ACCOUNTS),
-    /// [`Server::accounts`](crate::Server::accounts) and an [access log](crate::Server::access_log) keep one.
+    /// Bytes received. `None` unless an account of the connection is kept:
+    /// [`Service::ACCOUNTS`](crate::Service::ACCOUNTS),
+    /// [`Server::accounts`](crate::Server::accounts) and an [access log](crate::Server::access_log)
+    /// keep one.
     pub bytes_in: Option<u64>,
     /// Bytes that the kernel took, where an account is kept.
     pub bytes_out: Option<u64>,
@@ -133,11 +139,11 @@ pub struct ConnInfo {
     pub frames_in: Option<u64>,
     /// Frames that were queued, where an account is kept.
     pub frames_out: Option<u64>,
-    /// How far it is, and what it waits for.
+    /// The stage that it has reached, and what it waits for.
     pub state: ConnState,
     /// Calls that wait; its `open` is one.
     pub calls: usize,
-    /// How long the oldest of them has waited, to 17 ms.
+    /// The time that the oldest of them has waited, to 17 ms.
     pub oldest_call: Option<Duration>,
 }
 
@@ -147,14 +153,15 @@ pub struct ConnInfo {
 pub struct Inspection {
     /// The first connections of the server in the order that was asked for.
     pub connections: Vec<ConnInfo>,
-    /// What all connections come to that were asked for, those beyond the limit included.
+    /// Sums over all connections that were asked for, those beyond the limit included.
     pub sums: InspectionSums,
-    /// The numbers of the shards that did not answer in time: a handler blocks them, they are overloaded, or they ended.
+    /// The numbers of the shards that did not answer in time: a handler blocks them, they are
+    /// overloaded, or they ended.
     pub silent_shards: Vec<usize>,
 }
 
-/// What the connections of an [`Inspection`] come to, of all shards that answered. A connection counts as it was when its shard
-/// came by.
+/// Sums over the connections of an [`Inspection`], of all shards that answered. A connection counts
+/// as it was when its shard came by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InspectionSums {

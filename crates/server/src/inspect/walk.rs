@@ -6,8 +6,8 @@
 //!                                           └─ the end: what is kept is looked at once more, and answered
 //! ```
 //!
-//! Between two pages the walk is a letter in the shard's inbox: so it keeps the shard from sleeping, ends with the shard, and
-//! costs a turn without one nothing.
+//! Between two pages the walk is a letter in the shard's inbox: so it keeps the shard from
+//! sleeping, ends with the shard, and costs a turn without one nothing.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -35,7 +35,7 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    /// True if the one who asked takes no answer any more.
+    /// True if the one who asked no longer takes an answer.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.asked.is_abandoned()
     }

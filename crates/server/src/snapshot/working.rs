@@ -1,4 +1,4 @@
-//! What a shard works on, in words that the watchdog reads while the shard is blocked.
+//! The work of a shard, in words that the watchdog reads while the shard is blocked.
 //!
 //! ```text
 //!   work    4 bits: which code, none for a call      60 bits: the connection, or NO_CONNECTION
@@ -6,8 +6,9 @@
 //!   frame   bytes of the frame, 0 if none is known
 //! ```
 //!
-//! They are stored one by one before user code runs, and never in the middle of it: of a shard that is stalled in one piece of
-//! work they belong together. Of one that has much work in one turn a reader may take the peer of one and the frame of the next.
+//! They are stored one by one before user code runs, and never in the middle of it: of a shard that
+//! is stalled in one piece of work they belong together. Of one that has much work in one turn a
+//! reader may take the peer of one and the frame of the next.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -36,19 +37,19 @@ impl Default for WorkWords {
     }
 }
 
-/// What they say.
+/// The meaning of the words.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Working {
     pub(crate) work: StalledWork,
     pub(crate) connection: Option<ConnId>,
     pub(crate) peer: Option<Address>,
     pub(crate) frame_bytes: Option<usize>,
-    /// Differs mostly if the shard works on something else.
+    /// Usually differs if the shard works on something else.
     pub(crate) mark: u64,
 }
 
 impl WorkWords {
-    /// What follows is the shard's own.
+    /// The work that follows is the shard's own.
     #[inline]
     pub(crate) fn end(&self) {
         self.work.store(OWN, Ordering::Relaxed);
@@ -63,7 +64,8 @@ impl WorkWords {
     /// The shard works on a connection from now on.
     #[inline]
     pub(crate) fn on_connection(&self, work: StalledWork, id: ConnId, peer: PeerWords) {
-        // First: words of the peer that are not needed are not loaded either where nothing was stored before.
+        // First: words of the peer that are not needed are not loaded either where nothing was
+        // stored before.
         self.for_peer(peer);
         self.work.store(work.number() << ID_BITS | id.bits(), Ordering::Relaxed);
         self.frame.store(0, Ordering::Relaxed);

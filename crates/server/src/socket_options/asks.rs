@@ -1,6 +1,7 @@
-//! What the kernel is asked for about accepted sockets.
+//! Questions to the kernel about accepted sockets.
 
-/// Facts that the kernel is asked for about each accepted socket, in addition to its peer's address.
+/// Facts that the kernel is asked for about each accepted socket, in addition to its peer's
+/// address.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SocketQueries {
     /// The address that the peer connected to.

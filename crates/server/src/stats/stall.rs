@@ -1,15 +1,16 @@
-//! A stall, as it is told: which shard, since when, what it works on, and what it waits for.
+//! A stall, as it is reported: which shard, since when, what it works on, and what it waits for.
 
 use std::fmt;
 use std::time::Duration;
 
 use ringserve_core::{Address, ConnId};
 
-/// A time in which a shard did not get on: for longer than [`StallOptions`](crate::limits::StallOptions) allows it was in one turn of its
-/// loop, so no other connection of the shard was served.
+/// A time in which a shard did not get on: for longer than
+/// [`StallOptions`](crate::limits::StallOptions) allows it was in one turn of its loop, so no other
+/// connection of the shard was served.
 ///
-/// [`ServerControl::stalls`](crate::ServerControl::stalls) has the last ones, those that still last among them. Its text is the
-/// line of the log:
+/// [`ServerControl::stalls`](crate::ServerControl::stalls) has the last ones, those that still last
+/// among them. Its text is the line of the log:
 ///
 /// ```text
 /// shard 0 stalled for 740 ms: a call for 10.1.2.3:5511 (connection 17.3, frame of 212 bytes) waits for a lock (futex_do_wait);
@@ -20,9 +21,10 @@ use ringserve_core::{Address, ConnId};
 pub struct Stall {
     /// Which shard.
     pub shard: usize,
-    /// How long ago its turn began.
+    /// The time since its turn began.
     pub ago: Duration,
-    /// How long the stall took, or takes so far. Time for which the whole process was stopped is not in it.
+    /// The duration of the stall, or so far if it lasts. Time for which the whole process was
+    /// stopped is not in it.
     pub lasted: Duration,
     /// It is not over.
     pub ongoing: bool,
@@ -32,23 +34,26 @@ pub struct Stall {
     pub peer: Option<Address>,
     /// The connection, if the work is one's.
     pub connection: Option<ConnId>,
-    /// Bytes of the frame that the call is for, header and end included. `None` if no frame is known: before the first one of a
-    /// batch is cut, and for a call that went on after it had waited.
+    /// Bytes of the frame that the call is for, header and end included. `None` if no frame is
+    /// known: before the first one of a batch is cut, and for a call that went on after it had
+    /// waited.
     pub frame_bytes: Option<usize>,
-    /// The work changed while it lasted: many short pieces in one turn, of which `work` and what is with it are the last.
+    /// The work changed while it lasted: many short pieces in one turn, of which `work` and what is
+    /// with it are the last.
     pub several: bool,
-    /// What most of the time went by with.
+    /// The cause that took most of the time.
     pub cause: StallCause,
-    /// Where the thread sleeps in the kernel, by the name of the kernel's function (`futex_do_wait`). `None` if it runs, or the
-    /// kernel does not tell.
+    /// The function of the kernel in which the thread sleeps, by name (`futex_do_wait`). `None` if
+    /// it runs, or the kernel does not show it.
     pub waits_in: Option<String>,
     /// Connections that wait in the shard's accept queues; `None` if the shard has none on TCP.
     pub queue_waiting: Option<u32>,
-    /// Packets that those queues lost while the stall lasted; `None` as for `queue_waiting`, and before Linux 4.12.
+    /// Packets that those queues lost while the stall lasted; `None` as for `queue_waiting`, and
+    /// before Linux 4.12.
     pub queue_lost: Option<u64>,
 }
 
-/// What a stalled shard spends its time with.
+/// The activity on which a stalled shard spends its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StallCause {
@@ -56,7 +61,8 @@ pub enum StallCause {
     Cpu,
     /// It waits for a lock, a condition or a channel of threads.
     Lock,
-    /// It is in a blocking call that reads from a descriptor or polls one: a pipe, a socket, a file.
+    /// It is in a blocking call that reads from a descriptor or polls one: a pipe, a socket, a
+    /// file.
     Read,
     /// It sleeps for a time.
     Sleep,
@@ -94,7 +100,7 @@ impl StallCause {
     }
 }
 
-/// What the shard does, as a sentence has it.
+/// The shard's activity, as a sentence has it.
 impl fmt::Display for StallCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -132,15 +138,17 @@ pub enum StalledWork {
     Task,
     /// A waker that is no task's of the shard.
     Waker,
-    /// The transport of a connection: a handshake of TLS, or the encryption of what is sent and received.
+    /// The transport of a connection: a handshake of TLS, or the encryption of what is sent and
+    /// received.
     Transport,
-    /// A task of the runtime inside which the shard runs ([`Server::runtime`](crate::Server::runtime)).
+    /// A task of the runtime inside which the shard runs
+    /// ([`Server::runtime`](crate::Server::runtime)).
     Runtime,
 }
 
 impl StalledWork {
-    /// All of them, by the number with which a shard notes them: four bits. The first is zero, so that the word of a call is the
-    /// connection's id.
+    /// All of them, by the number with which a shard notes them: four bits. The first is zero, so
+    /// that the word of a call is the connection's id.
     const ALL: [StalledWork; 12] = [
         StalledWork::Call,
         StalledWork::Framework,
@@ -251,10 +259,11 @@ impl fmt::Display for Rounded {
     }
 }
 
-/// How a shard's thread spent its time.
+/// The time that a shard's thread spent in each state.
 ///
-/// A shard waits in its driver alone, so the time for which its thread runs is the time for which it is busy. The kernel counts
-/// that at its ticks, up to 10 ms apart, for a thread that keeps its CPU.
+/// A shard waits in its driver alone, so the time for which its thread runs is the time for which
+/// it is busy. The kernel counts that at its ticks, up to 10 ms apart, for a thread that keeps its
+/// CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct ShardTimes {
@@ -264,7 +273,8 @@ pub struct ShardTimes {
     pub cpu: Duration,
     /// Time for which it could have run, and others had the CPU.
     pub cpu_wait: Duration,
-    /// The share of the last second for which it ran: 0 to 1. Of the time since the last look, if that is longer ago.
+    /// The share of the last second for which it ran: 0 to 1. Of the time since the last look, if
+    /// that is longer ago.
     pub busy: f64,
     /// The share for which it could have run, and others had the CPU.
     pub starved: f64,

@@ -1,8 +1,9 @@
 //! The log of a server: a subscriber of `tracing` that never holds up a shard.
 //!
-//! [`init`] sets it, at the begin of a program. Whatever becomes of the output, a full pipe, a terminal that is stopped by
-//! Ctrl-S, a disk without room: the threads that log go on. Their lines wait in a bounded queue, from which one thread writes
-//! them. A line that finds the queue full is dropped and counted: the log tells how many once lines leave again, and the metric
+//! [`init`] sets it, at the begin of a program. Whatever becomes of the output, a full pipe, a
+//! terminal that is stopped by Ctrl-S, a disk without room: the threads that log go on. Their lines
+//! wait in a bounded queue, from which one thread writes them. A line that finds the queue full is
+//! dropped and counted: the log tells how many once lines leave again, and the metric
 //! `ringserve_log_lines_dropped_total` ([`lines_dropped`]) at once.
 //!
 //! ```no_run
@@ -21,15 +22,17 @@
 //! }
 //! ```
 //!
-//! * The environment variable `RUST_LOG` has the filter, or [`LogOptions::filter`] where there is none; `info` without either.
-//!   [`set_filter`] changes it at any time, and so does POST `/log-level` of the admin endpoint.
-//! * Text has colors if it goes to a terminal and the environment has no `NO_COLOR`. A file, a pipe and journald get none.
-//! * A file is opened again by [`reopen`], for whatever moves old files away; during [`serve`](crate::Server::serve) also by
-//!   SIGHUP, unless the process has a terminal.
-//! * A panic is a line with its file and line, instead of the text that Rust writes to stderr; with a back trace where
-//!   `RUST_BACKTRACE` asks for it.
-//! * What waits when the process exits is written out within a second, or lost. A process that aborts loses it, but for the
-//!   panic of a program that is built with `panic = "abort"`.
+//! * The environment variable `RUST_LOG` has the filter, or [`LogOptions::filter`] where there is
+//!   none; `info` without either. [`set_filter`] changes it at any time, and so does POST
+//!   `/log-level` of the admin endpoint.
+//! * Text has colors if it goes to a terminal and the environment has no `NO_COLOR`. A file, a pipe
+//!   and journald get none.
+//! * A file is opened again by [`reopen`], for whatever moves old files away; during
+//!   [`serve`](crate::Server::serve) also by SIGHUP, unless the process has a terminal.
+//! * A panic is a line with its file and line, instead of the text that Rust writes to stderr; with
+//!   a back trace where `RUST_BACKTRACE` asks for it.
+//! * What waits when the process exits is written out within a second, or lost. A process that
+//!   aborts loses it, but for the panic of a program that is built with `panic = "abort"`.
 //!
 //! # Lines of JSON
 //!
@@ -37,8 +40,9 @@
 //! {"v":1,"ts":"2026-11-27T12:00:00.123456Z","level":"warn","target":"app","msg":"..","shard":0,"id":"17.3","peer":"10.1.2.3:5511"}
 //! ```
 //!
-//! Behind the message come the event's fields by their names: numbers and booleans as such, all else as a string. `spans` has
-//! the names of the spans around the event, the outermost first. A name is not changed within the version `v`; new ones may come.
+//! Behind the message come the event's fields by their names: numbers and booleans as such, all
+//! else as a string. `spans` has the names of the spans around the event, the outermost first. A
+//! name is not changed within the version `v`; new ones may come.
 
 mod json;
 mod panics;
@@ -64,13 +68,15 @@ use writer::{Output, Shared};
 
 use crate::error::Error;
 
-/// Lines that wait at most: 8192 take 4 MiB, and a server under attack writes some hundred a second.
+/// Lines that wait at most: 8192 take 4 MiB, and a server under attack writes some hundred a
+/// second.
 const LINES_MAX: usize = 8192;
 
 /// For what is left at the exit.
 const END: Duration = Duration::from_secs(1);
 
-/// The target of the lines of [`access_log`](crate::access_log), and the front of those of requests.
+/// The target of the lines of [`access_log`](crate::access_log), and the front of those of
+/// requests.
 const ACCESS: &str = "ringserve::access";
 
 fn is_access(target: &str) -> bool {
@@ -85,7 +91,7 @@ struct Log {
     filter: reload::Handle<EnvFilter, Registry>,
 }
 
-/// Where the log goes, and how. By default text to stdout.
+/// The destination of the log, and its form. By default text to stdout.
 #[derive(Clone, Debug)]
 #[must_use = "options are given to init"]
 pub struct LogOptions {
@@ -119,7 +125,8 @@ impl LogOptions {
         self
     }
 
-    /// Appends to a file, which is made if it is not there. It has no colors, which [`color`](LogOptions::color) puts there.
+    /// Appends to a file, which is made if it is not there. It has no colors, which
+    /// [`color`](LogOptions::color) puts there.
     pub fn file(mut self, path: impl Into<PathBuf>) -> LogOptions {
         self.output = Output::File(path.into());
         self
@@ -131,14 +138,15 @@ impl LogOptions {
         self
     }
 
-    /// Appends the lines of the [access log](crate::access_log) to a separate file, as JSON. Its queue is another one, so
-    /// that many short connections push no other line out.
+    /// Appends the lines of the [access log](crate::access_log) to a separate file, as JSON. Its
+    /// queue is another one, so that many short connections push no other line out.
     pub fn access_file(mut self, path: impl Into<PathBuf>) -> LogOptions {
         self.access = Some(path.into());
         self
     }
 
-    /// Sets the filter for a process without `RUST_LOG`: `info,app=debug` for example. `info` by default.
+    /// Sets the filter for a process without `RUST_LOG`: `info,app=debug` for example. `info` by
+    /// default.
     pub fn filter(mut self, filter: impl Into<String>) -> LogOptions {
         self.filter = filter.into();
         self
@@ -156,14 +164,16 @@ impl LogOptions {
         self
     }
 
-    /// Bounds the lines that wait, with 512 bytes for each: 8192 by default, 1 at least. Memory is taken as lines wait.
+    /// Bounds the lines that wait, with 512 bytes for each: 8192 by default, 1 at least. Memory is
+    /// taken as lines wait.
     pub fn lines_max(mut self, lines: usize) -> LogOptions {
         self.lines_max = lines.max(1);
         self
     }
 }
 
-/// Sets the subscriber of the whole process, and has panics logged. To be called once, before the server starts.
+/// Sets the subscriber of the whole process, and has panics logged. To be called once, before the
+/// server starts.
 ///
 /// # Errors
 /// [`Error::Log`]: a file cannot be opened, the filter of the options is none, or there is a subscriber already. A wrong filter in
@@ -208,21 +218,22 @@ pub fn init(options: LogOptions) -> Result<(), Error> {
     Ok(())
 }
 
-/// Opens the files of the log again, as after a rotation: lines go on in the old ones until then. Returns at once, and a file
-/// that cannot be opened is told in the old one. Without [`init`], and for stdout and stderr, nothing happens.
+/// Opens the files of the log again, as after a rotation: lines go on in the old ones until then.
+/// Returns at once, and a file that cannot be opened is reported in the old one. Without [`init`],
+/// and for stdout and stderr, nothing happens.
 pub fn reopen() {
     if let Some(log) = LOG.get() {
         log.lines.each().for_each(Shared::reopen);
     }
 }
 
-/// Lines that were dropped since the start, because the queue was full or nothing reads the output any more.
+/// Lines that were dropped since the start, because the queue was full or nothing reads the output.
 pub fn lines_dropped() -> u64 {
     LOG.get().map_or(0, |log| log.lines.each().map(Shared::dropped).sum())
 }
 
-/// Waits until each line so far is written, for this time at most. True if each is. The exit of the process does it, with a
-/// second.
+/// Waits until each line so far is written, for this time at most. True if each is. The exit of the
+/// process does it, with a second.
 pub fn flush(within: Duration) -> bool {
     LOG.get().is_none_or(|log| log.lines.flush(within))
 }
@@ -309,7 +320,7 @@ impl<'a> MakeWriter<'a> for Lines {
     }
 }
 
-/// How an event is written.
+/// The form in which events are written.
 struct Form {
     text: Format<Full>,
     is_json: bool,

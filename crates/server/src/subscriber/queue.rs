@@ -6,12 +6,13 @@ const LINE_BYTES: usize = 512;
 /// A buffer that a burst made larger than this is given back.
 const KEPT_BYTES: usize = 64 << 10;
 
-/// A bounded number of lines, of which those that the writer has taken and not written yet are a part.
+/// A bounded number of lines, of which those that the writer has taken and not written yet are a
+/// part.
 pub(super) struct Queue {
     bytes: Vec<u8>,
     lines: usize,
     lines_max: usize,
-    /// What the writer took and has not written.
+    /// The lines that the writer took and has not written.
     taken: Taken,
     /// Lines that were dropped, of which the log does not tell yet.
     untold: u64,
@@ -56,7 +57,7 @@ impl Queue {
         std::mem::take(&mut self.untold)
     }
 
-    /// The batch was lost, to an output that nothing reads any more. Returns the number of its lines.
+    /// The batch was lost, to an output that nothing reads. Returns the number of its lines.
     pub(super) fn lost(&mut self) -> u64 {
         let lost = std::mem::take(&mut self.taken).lines as u64;
         self.untold += lost;

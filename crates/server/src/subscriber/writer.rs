@@ -60,7 +60,7 @@ impl Output {
     }
 }
 
-/// What the threads that log share with the one that writes.
+/// The state that the threads that log share with the one that writes.
 pub(super) struct Shared {
     queue: Mutex<Queue>,
     /// There is something for the writer to do.
@@ -103,7 +103,7 @@ impl Shared {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Has the writer open its file again.
+    /// Orders the writer to open its file again.
     pub(super) fn reopen(&self) {
         let queue = self.queue();
         self.reopens.store(true, Ordering::Relaxed);
@@ -130,10 +130,10 @@ impl Write for &Shared {
     }
 }
 
-/// What became of a write.
+/// The result of a write.
 enum End {
     Written,
-    /// Nothing reads there any more.
+    /// The reader of the output is gone.
     Lost,
 }
 
@@ -245,7 +245,8 @@ impl Writer {
     }
 }
 
-/// True for an output that loses what is written to it: its reader ended, or the process was started without it.
+/// True for an output that loses what is written to it: its reader ended, or the process was
+/// started without it.
 fn is_dead(error: &io::Error) -> bool {
     let number = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(number, Some(Errno::PIPE | Errno::BADF | Errno::CONNRESET | Errno::NOTCONN))
@@ -293,7 +294,8 @@ mod tests {
         let shared = shared(300);
         start_at(&shared, writer, Output::Stdout);
         let line = [[b'x'; 511].as_slice(), b"\n"].concat();
-        // 300 lines of 512 bytes are more than the 64 KiB of a pipe, so the writer is blocked for good.
+        // 300 lines of 512 bytes are more than the 64 KiB of a pipe, so the writer is blocked for
+        // good.
         for _ in 0..1000 {
             shared.push(&line);
         }

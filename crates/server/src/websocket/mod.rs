@@ -1,7 +1,9 @@
-//! WebSocket below a service, and services of whole messages. With the feature `websocket`, which is off by default.
+//! WebSocket below a service, and services of whole messages. With the feature `websocket`, which
+//! is off by default.
 //!
-//! Any service is reached by browsers when its listener speaks WebSocket. The payloads of all messages are its stream of bytes,
-//! however a client cuts them, and the replies of a turn leave as one message of bytes:
+//! Any service is reached by browsers when its listener speaks WebSocket. The payloads of all
+//! messages are its stream of bytes, however a client cuts them, and the replies of a turn leave as
+//! one message of bytes:
 //!
 //! ```no_run
 //! use ringserve::listen::{endpoints, tcp};
@@ -22,8 +24,9 @@
 //! # }
 //! ```
 //!
-//! A service of lines takes each message of text as a line, and answers with such messages, above the framing [`TextLines`]: one
-//! vocabulary for programs that send lines and for browsers. The two services below share what a shard keeps:
+//! A service of lines takes each message of text as a line, and answers with such messages, above
+//! the framing [`TextLines`]: one vocabulary for programs that send lines and for browsers. The two
+//! services below share what a shard keeps:
 //!
 //! ```no_run
 //! use std::cell::Cell;
@@ -58,8 +61,8 @@
 //! # }
 //! ```
 //!
-//! A service that is made for WebSocket hears of [messages](Message), each of text or of bytes, and answers with such: a
-//! [`WebSocket`], served by [`ws`] above the framing [`Messages`].
+//! A service that is made for WebSocket receives [messages](Message), each of text or of bytes, and
+//! answers with such: a [`WebSocket`], served by [`ws`] above the framing [`Messages`].
 //!
 //! ```no_run
 //! use std::convert::Infallible;
@@ -84,20 +87,25 @@
 //! # }
 //! ```
 //!
-//! TLS lies below where both are asked for, in either order: `tcp(..).tls(tls).websocket()` is reached by `wss://`.
+//! TLS lies below where both are asked for, in either order: `tcp(..).tls(tls).websocket()` is
+//! reached by `wss://`.
 //!
 //! # What it takes care of
 //!
 //! * The request is answered before [`Service::open`](crate::Service::open) is called, within
-//!   [`Limits::handshake_timeout`](crate::Limits::handshake_timeout): heads of 16 KiB at most, 400, 426 or 431 for what is no
-//!   request of WebSocket. [`WebSocketOptions`] say which pages may ask, which protocols are spoken, and look at each request.
-//! * What breaks the rules closes its connection with the code that RFC 6455 has for it. Text is checked, piece by piece.
+//!   [`Limits::handshake_timeout`](crate::Limits::handshake_timeout): heads of 16 KiB at most, 400,
+//!   426 or 431 for what is no request of WebSocket. [`WebSocketOptions`] say which pages may ask,
+//!   which protocols are spoken, and look at each request.
+//! * What breaks the rules closes its connection with the code that RFC 6455 has for it. Text is
+//!   checked, piece by piece.
 //! * Pings are answered, the latest of those that came while the peer took nothing.
-//!   [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval) asks silent peers for a sign of life by a ping, in the
-//!   place of [`Service::heartbeat`](crate::Service::heartbeat).
-//! * When the server shuts down, the code is 1001; when a call fails 1011; where the peer breaks a limit 1008.
+//!   [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval) asks silent peers for a sign
+//!   of life by a ping, in the place of [`Service::heartbeat`](crate::Service::heartbeat).
+//! * When the server shuts down, the code is 1001; when a call fails 1011; where the peer breaks a
+//!   limit 1008.
 //!
-//! [A page](https://docs.rs/ringserve/latest/ringserve/guide/websocket/index.html) of the guide has the rest.
+//! [A page](https://docs.rs/ringserve/latest/ringserve/guide/websocket/index.html) of the guide has
+//! the rest.
 
 mod service;
 
@@ -129,8 +137,9 @@ use crate::shard::face::opening::OpenCx;
 use crate::stream::byte_stream::Stream;
 
 impl<F: TypedFraming + Clone + Send> Server<F> {
-    /// All connections speak WebSocket, every page may ask for one. A server that is also reached without it is one of
-    /// [several endpoints](Server::new), of which some [speak it](Endpoint::websocket).
+    /// All connections speak WebSocket, every page may ask for one. A server that is also reached
+    /// without it is one of [several endpoints](Server::new), of which some [speak
+    /// it](Endpoint::websocket).
     pub fn websocket(self) -> Server<F> {
         self.websocket_with(WebSocketOptions::new())
     }
@@ -154,26 +163,27 @@ impl Endpoint {
 }
 
 impl<S: 'static> Cx<'_, S> {
-    /// What is known of the connection's request; `None` without WebSocket.
+    /// The facts of the connection's request; `None` without WebSocket.
     pub fn websocket(&self) -> Option<Rc<WebSocketInfo>> {
         self.transport_info()
     }
 }
 
 impl OpenCx<'_> {
-    /// What is known of the connection's request; `None` without WebSocket.
+    /// The facts of the connection's request; `None` without WebSocket.
     pub fn websocket(&self) -> Option<Rc<WebSocketInfo>> {
         self.transport_info()
     }
 
-    /// Queues one message, for a service of whole messages ([`ws`]): a greeting, or last words. As [`WsCx::send`].
+    /// Queues one message, for a service of whole messages ([`ws`]): a greeting, or last words. As
+    /// [`WsCx::send`].
     pub fn send<'p>(&self, message: impl Into<Outgoing<'p>>) {
         message.into().write(self.head());
     }
 }
 
 impl Stream {
-    /// What is known of the connection's request; `None` without WebSocket.
+    /// The facts of the connection's request; `None` without WebSocket.
     pub fn websocket(&self) -> Option<Rc<WebSocketInfo>> {
         self.transport_info()
     }

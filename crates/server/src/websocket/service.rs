@@ -16,7 +16,8 @@ use crate::shard::face::handle::Shard;
 use crate::shard::face::opening::{OpenCx, Refusal, Session, by_default};
 use crate::shard::face::service::{IntoService, Made, NoService, Service};
 
-/// What a server does with messages of WebSocket: a [`Service`](crate::Service) whose frames are messages. [`ws`] serves it.
+/// A handler of WebSocket messages: a [`Service`](crate::Service) whose frames are messages. [`ws`]
+/// serves it.
 ///
 /// ```
 /// use ringserve::websocket::{Message, WebSocket, WsCx, close};
@@ -45,12 +46,14 @@ pub trait WebSocket: Sized + 'static {
     /// As [`Service::Error`]. Its connection is closed with the code 1011.
     type Error: fmt::Display;
 
-    /// As [`Service::open`]. What the request said is in [`OpenCx::websocket`]. One that is refused here was let in before, and
-    /// is closed with the code 1008: [`WebSocketOptions::upgrade`](super::WebSocketOptions::upgrade) refuses with an answer of
+    /// As [`Service::open`]. What the request said is in [`OpenCx::websocket`]. One that is refused
+    /// here was let in before, and is closed with the code 1008:
+    /// [`WebSocketOptions::upgrade`](super::WebSocketOptions::upgrade) refuses with an answer of
     /// HTTP.
     ///
     /// # Errors
-    /// A [`Refusal`] closes the connection after what was queued; [`close`](WebSocket::close) is not called then.
+    /// A [`Refusal`] closes the connection after what was queued; [`close`](WebSocket::close) is
+    /// not called then.
     fn open(&self, opening: &OpenCx<'_>) -> impl Future<Output = Result<Self::Session, Refusal>> {
         const {
             assert!(
@@ -62,7 +65,8 @@ pub trait WebSocket: Sized + 'static {
         ready(by_default())
     }
 
-    /// A message came. The next one of the same connection is handed over when this future is done, as with [`Service::call`].
+    /// A message came. The next one of the same connection is handed over when this future is done,
+    /// as with [`Service::call`].
     ///
     /// # Errors
     /// Closes the connection after its queued replies, with the code 1011.
@@ -72,8 +76,9 @@ pub trait WebSocket: Sized + 'static {
         message: Message,
     ) -> impl Future<Output = Result<(), Self::Error>>;
 
-    /// The shard is asked for more than it can do, and this message is one of the share to shed, as with [`Service::shed`]:
-    /// answer it here at little cost, or have it [served](Shed::Serve) all the same. By default each message is served.
+    /// The shard is asked for more than it can do, and this message is one of the share to shed, as
+    /// with [`Service::shed`]: answer it here at little cost, or have it [served](Shed::Serve) all
+    /// the same. By default each message is served.
     fn shed(&self, cx: &WsCx<'_, Self::Session>, message: &Message, load: Load) -> Shed {
         let _ = (cx, message, load);
         Shed::Serve
@@ -93,12 +98,13 @@ pub trait WebSocket: Sized + 'static {
 /// Serves a [`WebSocket`]: what a factory returns, of a server with the framing [`Messages`].
 ///
 /// A message may be as long as [`Limits::frame_bytes_max`](crate::Limits::frame_bytes_max) and
-/// [`WebSocketOptions::message_bytes_max`](super::WebSocketOptions::message_bytes_max) say, the smaller of the two.
+/// [`WebSocketOptions::message_bytes_max`](super::WebSocketOptions::message_bytes_max) say, the
+/// smaller of the two.
 pub fn ws<W: WebSocket>(service: W) -> WsService<W> {
     WsService(service)
 }
 
-/// What [`ws`] returns.
+/// The service that [`ws`] returns.
 #[derive(Clone, Debug)]
 pub struct WsService<W>(W);
 
@@ -154,10 +160,12 @@ impl<'a, S: 'static> WsCx<'a, S> {
         message.into().write(self.0.head());
     }
 
-    /// Closes the connection after what is queued, with a code and a reason. [`Cx::close`] does so with 1000.
+    /// Closes the connection after what is queued, with a code and a reason. [`Cx::close`] does so
+    /// with 1000.
     ///
     /// # Panics
-    /// If no close frame may carry the code, as 1005 and 1006, or the reason is longer than 123 bytes.
+    /// If no close frame may carry the code, as 1005 and 1006, or the reason is longer than 123
+    /// bytes.
     pub fn close_with(&self, code: u16, reason: &str) {
         if let Some(info) = self.0.transport_info::<WebSocketInfo>() {
             info.end_with(code, reason);
@@ -202,7 +210,8 @@ impl OpenCx<'_> {
     }
 }
 
-/// Sends messages to a connection from any thread, as long as it lives: a [`ConnHandle`], with what messages need.
+/// Sends messages to a connection from any thread, as long as it lives: a [`ConnHandle`], with what
+/// messages need.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct WsHandle(ConnHandle);
 
@@ -230,7 +239,8 @@ impl fmt::Debug for WsHandle {
     }
 }
 
-/// Sends messages to a connection from elsewhere on its shard: a [`LocalHandle`], with what messages need.
+/// Sends messages to a connection from elsewhere on its shard: a [`LocalHandle`], with what
+/// messages need.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct WsLocalHandle(LocalHandle);
 
