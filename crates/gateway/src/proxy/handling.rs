@@ -15,7 +15,7 @@ use super::answers::{self, Form, Refusal, refusal};
 use super::body::{GatewayBody, Place};
 use super::outgoing;
 use super::questions;
-use super::state::{Inner, ProxyRequest};
+use super::state::{Fallback, Inner, ProxyRequest};
 use super::tunnel;
 use crate::client::exchange::{Exchange, Head, HttpClient, SendRules, is_idempotent};
 use crate::client::request_body::BodyError;
@@ -56,18 +56,25 @@ pub(super) async fn handle(
     };
     let table = snapshot.table.clone();
     let found = table.find(&name_of(&authority), path, &parts.method, &parts.headers);
-    let is_for_fallback = found.is_none_or(|found| matches!(found.route.action, Action::Fallback));
-    if is_for_fallback && let Some(fallback) = &gateway.options.fallback {
-        return fallback(Request::from_parts(parts, body)).await;
-    }
-    let Some(found) = found else { return Ok(refusal(Refusal::NoRoute, form, None)) };
+    let Some(found) = found else {
+        return match &gateway.options.fallback {
+            Some(fallback) => fallback(Request::from_parts(parts, body)).await,
+            None => Ok(refusal(Refusal::NoRoute, form, None)),
+        };
+    };
     let route = found.route;
+    let fallback = gateway.options.fallback.clone().filter(|_| matches!(route.action, Action::Fallback));
     let path = match form_of_path {
-        PathOf::Ambiguous if !route.has_raw_paths => return Ok(refusal(Refusal::Path, form, None)),
+        PathOf::Ambiguous if !route.has_raw_paths && fallback.is_none() => {
+            return Ok(refusal(Refusal::Path, form, None));
+        }
         PathOf::Other(path) if !route.has_raw_paths => Some(path),
         _ => None,
     };
     let handling = ProxyRequest { gateway: gateway.clone(), snapshot, parts, client, authority, path };
+    if let Some(fallback) = fallback {
+        return handling.fall_back(route, found.number, body, &fallback, form).await;
+    }
     let mut line = Line::default();
     if gateway.options.has_access_log {
         line.route = Some(found.name.clone());
@@ -76,18 +83,21 @@ pub(super) async fn handle(
         (handling.parts.method.clone(), gateway.options.has_access_log.then(|| handling.path().to_owned()));
     let answer = match handling.run(route, found.number, body, &mut line).await {
         Ok(answer) => answer,
-        Err(why) => {
-            let realm = match &route.auth {
-                Some(Auth::Basic(basic)) if why == Refusal::Unknown => Some(&*basic.realm),
-                _ => None,
-            };
-            refusal(why, form, realm)
-        }
+        Err(why) => refusal_of(why, form, route),
     };
     if let Some(target) = target {
         line.write(&gateway, &method, &target, &answer, began);
     }
     Ok(answer)
+}
+
+/// A refusal, with the realm where a name and a password would help.
+fn refusal_of(why: Refusal, form: Form, route: &Route) -> Response<GatewayBody> {
+    let realm = match &route.auth {
+        Some(Auth::Basic(basic)) if why == Refusal::Unknown => Some(&*basic.realm),
+        _ => None,
+    };
+    refusal(why, form, realm)
 }
 
 /// The path of a request as it is matched.
@@ -143,6 +153,30 @@ impl ProxyRequest {
         };
         let mut answer = answer;
         route.response_fields.apply(answer.headers_mut());
+        Ok(answer.map(|body| body.keep(place)))
+    }
+
+    /// Hands a request to the fallback as it came, once the route lets it.
+    async fn fall_back(
+        mut self,
+        route: &Route,
+        number: usize,
+        body: Incoming,
+        fallback: &Fallback,
+        form: Form,
+    ) -> Result<Response<GatewayBody>, BodyError> {
+        let place = match self.admit(route, number) {
+            Ok(place) => place,
+            Err(why) => return Ok(refusal_of(why, form, route)),
+        };
+        if let Some(Auth::Forward(auth)) = &route.auth {
+            match questions::ask(&mut self, auth).await {
+                Ok(None) => {}
+                Ok(Some(answer)) => return Ok(answer),
+                Err(why) => return Ok(refusal_of(why, form, route)),
+            }
+        }
+        let answer = fallback(Request::from_parts(self.parts, body)).await?;
         Ok(answer.map(|body| body.keep(place)))
     }
 

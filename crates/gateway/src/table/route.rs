@@ -181,7 +181,7 @@ impl Route {
         Route::new(Action::Redirect(StatusCode::PERMANENT_REDIRECT, Redirect::Https))
     }
 
-    /// Requests go to the [fallback](crate::Gateway::fallback).
+    /// Requests that the rules of the route let in go to the [fallback](crate::Gateway::fallback).
     pub fn fallback() -> Route {
         Route::new(Action::Fallback)
     }

@@ -162,6 +162,32 @@ fn rest_goes_to_the_fallback_as_it_came() {
 }
 
 #[test]
+fn rules_of_a_route_hold_before_the_fallback() {
+    Sim::seeds(3).run(|sim| {
+        let known = Route::fallback().basic_auth("x", [("a", "b:c")]);
+        let denied = Route::fallback().deny(["0.0.0.0/0".parse().unwrap()]);
+        let busy = Route::fallback().requests_max(0);
+        start_with(sim, &routes([("/known", known), ("/denied", denied), ("/busy", busy)]), |gateway| {
+            gateway.fallback(service_fn(async |_request| {
+                let _request: ringserve::http::hyper::Request<ringserve::http::hyper::body::Incoming> =
+                    _request;
+                Ok::<_, std::convert::Infallible>(Response::new("rest".to_owned()))
+            }))
+        });
+        sim.client("one", async move |net| {
+            let mut me = net.connect(FRONT).await?;
+            let shown = "GET /known HTTP/1.1\r\nhost: a.b\r\nauthorization: Basic YTpiOmM=\r\n\r\n";
+            assert_eq!(ask(&mut me, shown).await?.text(), "rest");
+            for (path, status) in [("/known", 401), ("/denied", 403), ("/busy", 503)] {
+                assert_eq!(ask(&mut me, get(path)).await?.status, status, "{path}");
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
 fn way_of_a_question_ends_where_it_says() {
     Sim::seeds(3).run(|sim| {
         let backend = Backend::start(sim, ADDRS[0], says_its_target);
