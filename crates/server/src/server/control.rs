@@ -1,4 +1,4 @@
-//! What a program asks of its server, and tells it, from any thread.
+//! Questions and orders of a program to its server, from any thread.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::shard::wakes::inbox::{Command, RemoteShard};
 use crate::stats::{AcceptQueueStats, ServerStats, ShardStats, ShardTimes, Stall};
 use crate::watch::state::State;
 
-/// How long [`ServerControl::stats_now`] waits for blocked shards: a shard answers at the end of its turn, which takes
-/// milliseconds, and a test may wait a moment for a slow one.
+/// The time for which [`ServerControl::stats_now`] waits for blocked shards: a shard answers at the
+/// end of its turn, which takes milliseconds, and a test may wait a moment for a slow one.
 const REPORT_WITHIN: Duration = Duration::from_millis(250);
 
 impl ServerControl {
-    /// Changes the limits on who is let in while the server runs, of all listeners together: networks that are denied or allowed
-    /// for a time, counts and rates. See [`AdmissionControl`].
+    /// Changes the limits on who is let in while the server runs, of all listeners together:
+    /// networks that are denied or allowed for a time, counts and rates. See [`AdmissionControl`].
     pub fn admission(&self) -> AdmissionControl {
         AdmissionControl::new(
             self.limiters(),
@@ -31,31 +31,34 @@ impl ServerControl {
         )
     }
 
-    /// The same of one listener, by its place in [`listeners`](ServerControl::listeners), and of those that share its limits: all
-    /// of the service, unless it has [its own](crate::listen::Endpoint::listener_admission).
+    /// The same of one listener, by its place in [`listeners`](ServerControl::listeners), and of
+    /// those that share its limits: all of the service, unless it has [its
+    /// own](crate::listen::Endpoint::listener_admission).
     pub fn admission_at(&self, listener: usize) -> AdmissionControl {
         self.admission().at(self.limiters(), listener)
     }
 
-    /// What the limits on addresses hold ([`Admission`](crate::admission::Admission)). It takes the 64 locks of each table, one
-    /// after the other.
+    /// The contents of the limits on addresses ([`Admission`](crate::admission::Admission)).
+    /// Reading them takes the 64 locks of each table, one after the other.
     pub fn admission_stats(&self) -> AdmissionStats {
         self.limiters().stats()
     }
 
-    /// What the [rates by key](crate::admission::KeyRates) hold of which a shard was asked, by their
-    /// [name](crate::admission::KeyLimits::name). It takes the 64 locks of each table, one after the other.
+    /// The contents of the [rates by key](crate::admission::KeyRates) that shards were asked for,
+    /// by their [name](crate::admission::KeyLimits::name). Reading them takes the 64 locks of each
+    /// table, one after the other.
     pub fn key_rates_stats(&self) -> BTreeMap<&'static str, KeyRatesStats> {
         self.key_rates().stats()
     }
 
-    /// What waits to be accepted at each TCP address on each shard, and what was lost there, listener by listener and in each of
-    /// them by shard; one value for an adopted socket, from whose one queue all shards accept. Two system calls for each:
-    /// nothing is asked of a shard, so it tells of one that is blocked, too.
+    /// The connections that wait to be accepted at each TCP address on each shard, and the losses
+    /// there, listener by listener and in each of them by shard; one value for an adopted socket,
+    /// from whose one queue all shards accept. It takes two system calls for each listener and asks
+    /// no shard, so it reports on a blocked shard too.
     ///
-    /// A listener that is closed, as in a shutdown, is not in it any more. Unix sockets are never: the kernel tells nothing of
-    /// their queues, and nothing is lost there, since a peer that finds one full waits in `connect`, or is told `EAGAIN` if it
-    /// does not want to wait.
+    /// A listener that is closed, as in a shutdown, is no longer in it. Unix sockets never are: the
+    /// kernel reports nothing of their queues, and nothing is lost there, since a peer that finds
+    /// one full waits in `connect`, or gets `EAGAIN` if it does not want to wait.
     ///
     /// ```
     /// # use ringserve::ServerControl;
@@ -70,8 +73,10 @@ impl ServerControl {
         self.queues().read().collect()
     }
 
-    /// The stalls of the server's shards: the last 64, and those that last, the oldest first. A shard is stalled if it is in one
-    /// turn of its loop for longer than [`StallOptions`](crate::limits::StallOptions) allows. None in a simulation, and with `StallOptions::off`.
+    /// The stalls of the server's shards: the last 64, and those that last, the oldest first. A
+    /// shard is stalled if it is in one turn of its loop for longer than
+    /// [`StallOptions`](crate::limits::StallOptions) allows. None in a simulation, and with
+    /// `StallOptions::off`.
     ///
     /// No shard is asked or waited for.
     ///
@@ -85,20 +90,21 @@ impl ServerControl {
         self.watch().stalls(self.now())
     }
 
-    /// How the threads of the shards spend their time, shard by shard. A file of `/proc` is read for each, which stays open from
-    /// then on; no shard is asked or waited for. All zeros for a shard that ended, in a simulation, and where the kernel does
-    /// not count (`CONFIG_SCHED_INFO`).
+    /// The time that the threads of the shards spent running and waiting for a CPU, shard by shard.
+    /// A file of `/proc` is read for each, which stays open from then on; no shard is asked or
+    /// waited for. All zeros for a shard that ended, in a simulation, and where the kernel does not
+    /// count (`CONFIG_SCHED_INFO`).
     pub fn shard_times(&self) -> Vec<ShardTimes> {
         let times: Vec<_> = self.remotes().iter().map(|remote| remote.times()).collect();
         self.watch().shares(self.now(), &times)
     }
 
-    /// How much the server is asked for beside what it can do: the worst of its shards.
+    /// The demand on the server in relation to its capacity: that of its busiest shard.
     pub fn load(&self) -> Load {
         self.remotes().iter().map(|remote| remote.load.get().load()).max().unwrap_or_default()
     }
 
-    /// The same of each shard, with the cause and the share of frames that are shed.
+    /// The load of each shard, with its cause and the share of frames that are shed.
     pub fn shard_loads(&self) -> Vec<ShardLoad> {
         let of = |(shard, remote): (usize, &Arc<RemoteShard>)| {
             let (cause, shed_share) = self.watch().loads.of(shard);
@@ -107,12 +113,14 @@ impl ServerControl {
         self.remotes().iter().enumerate().map(of).collect()
     }
 
-    /// What the server did so far and what it holds, as each shard published it: a shard stores its figures at the end of a
-    /// turn, if it did not within the last 100 ms, and before it sleeps for longer. No shard is asked or waited for, and
-    /// every shard is in it, with its last figures also after its end. Counters never fall.
+    /// Counters since the start and present figures, as each shard published them: a shard stores
+    /// its figures at the end of a turn, if it did not within the last 100 ms, and before it sleeps
+    /// for longer. No shard is asked or waited for, and every shard is in it, with its last figures
+    /// also after its end. Counters never fall.
     ///
-    /// A shard that a handler has blocked for more than 250 ms is [marked as stale](crate::stats::ShardStats::stale): its
-    /// figures are those from before. [`stats_now`](ServerControl::stats_now) has figures that are exact.
+    /// A shard that a handler has blocked for more than 250 ms is [marked as
+    /// stale](crate::stats::ShardStats::stale): its figures are those from before.
+    /// [`stats_now`](ServerControl::stats_now) has figures that are exact.
     pub fn stats(&self) -> ServerStats {
         let now = self.now();
         let is_blocked = |remote: &RemoteShard| matches!(remote.state(), State::Turn(began) if now - began > REPORT_WITHIN);
@@ -126,12 +134,14 @@ impl ServerControl {
         report
     }
 
-    /// The same, as it is now: each shard is asked to answer at the end of its turn. For tests, which count what they just
-    /// did; it wakes shards that sleep. One that does not answer within 250 ms, because a handler blocks it, is there with
-    /// what it said the last time, and [marked as stale](crate::stats::ShardStats::stale).
+    /// The same figures as of now: each shard is asked to answer at the end of its turn. For tests,
+    /// which count what they just did; it wakes shards that sleep. A shard that does not answer
+    /// within 250 ms, because a handler blocks it, is in it with its last published figures,
+    /// [marked as stale](crate::stats::ShardStats::stale).
     ///
-    /// On a shard's own thread, in a handler or a task, it does not wait: every shard is asked, and the figures are the last
-    /// ones that were asked for. Called again a moment later it returns those.
+    /// On a shard's own thread, in a handler or a task, it does not wait: every shard is asked, and
+    /// the figures are those of the last answers. Called again a moment later it returns the
+    /// answers to this call.
     pub fn stats_now(&self) -> ServerStats {
         let deadline = Deadline::within(REPORT_WITHIN);
         let mut report = ServerStats::default();
@@ -143,10 +153,11 @@ impl ServerControl {
         report
     }
 
-    /// What stands in the way of the server, the worst first: settings of the machine, limits of the process, what was lost
-    /// since the start, and which totals of the machine grew since an earlier look, a minute ago or more. It reads files of
-    /// `/proc` and `/sys` and the figures that shards published, within milliseconds, and asks no shard. A server on
-    /// drivers of the caller, as in a simulation, has no findings. See [`doctor`](crate::doctor).
+    /// Findings about the server, the worst first: settings of the machine, limits of the process,
+    /// what was lost since the start, and which totals of the machine grew since an earlier call, a
+    /// minute ago or more. It reads files of `/proc` and `/sys` and the figures that shards
+    /// published, within milliseconds, and asks no shard. A server on drivers of the caller, as in
+    /// a simulation, has no findings. See [`doctor`](crate::doctor).
     ///
     /// ```
     /// # use ringserve::ServerControl;
@@ -160,7 +171,7 @@ impl ServerControl {
         self.doctor_for(&Workload::default())
     }
 
-    /// The same for what is expected of the server.
+    /// The findings, also with respect to the expected workload.
     pub fn doctor_for(&self, expected: &Workload) -> Vec<Finding> {
         self.record().map_or_else(Vec::new, |record| record.examine(expected, self.lived(), self.now()))
     }

@@ -30,7 +30,7 @@ use crate::shard::face::handle::Shard;
 use crate::shard::face::service::IntoService;
 use crate::shard::running::starting::Starting;
 
-/// Where a server listens, and how each of its shards makes its driver.
+/// The sockets on which a server listens, and the drivers of its shards.
 pub trait Drivers: Send + Sync + 'static {
     /// One shard's.
     type Driver: Driver<Descriptor = OwnedFd>;
@@ -58,8 +58,8 @@ pub trait Drivers: Send + Sync + 'static {
     fn make(&self, shard: usize, config: &UringConfig) -> io::Result<Self::Driver>;
 }
 
-/// As [`Server::start`], over these drivers and with one shard by default. What the server was told
-/// of its driver, of sockets, of pinning and of its runtime is ignored.
+/// As [`Server::start`], over these drivers and with one shard by default. Settings of the server's
+/// own driver, of sockets, of pinning and of its runtime are ignored.
 ///
 /// # Errors
 /// Those of [`Server::start`], and the drivers'.

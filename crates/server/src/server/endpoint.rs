@@ -18,33 +18,40 @@ use super::listen::addr::Binds;
 use super::listen::transport::MakeTransport;
 use crate::socket_options::options::SocketOptions;
 
-/// A TCP address, on every address that it resolves to. Port 0 finds a free port. An address that cannot be resolved is an
-/// error of the start. `[::]` and IPv4 go together as in [`Server::listen`](crate::Server::listen).
+/// A TCP address, on every address that it resolves to. Port 0 finds a free port. An address that
+/// cannot be resolved is an error of the start. `[::]` and IPv4 go together as in
+/// [`Server::listen`](crate::Server::listen).
 pub fn tcp(addr: impl ToSocketAddrs + fmt::Debug) -> Endpoint {
     Endpoint(Binds::default().ip(addr))
 }
 
-/// A Unix socket. See [`Server::listen_unix`](crate::Server::listen_unix) for its file, its permissions and abstract names.
+/// A Unix socket. See [`Server::listen_unix`](crate::Server::listen_unix) for its file, its
+/// permissions and abstract names.
 pub fn unix(path: impl Into<PathBuf>) -> Endpoint {
     Endpoint(Binds::default().unix(path))
 }
 
 /// A socket that listens already: a [`TcpListener`](std::net::TcpListener) or a
-/// [`UnixListener`](std::os::unix::net::UnixListener) of the standard library, or a descriptor of such a socket. Another
-/// descriptor is an error of the start ([`Error::Address`](crate::Error::Address)).
+/// [`UnixListener`](std::os::unix::net::UnixListener) of the standard library, or a descriptor of
+/// such a socket. Another descriptor is an error of the start
+/// ([`Error::Address`](crate::Error::Address)).
 ///
-/// The socket may have other owners: the service manager that made it, the next instance of this program, a duplicate in this
-/// process. The server does nothing to it that keeps them from accepting. A shutdown stops accepting and closes this server's
-/// descriptors: accepted connections are served, queued and later ones wait for the next owner, and the file of a Unix socket
-/// stays. If this server was the last owner, the kernel then resets the queue, which a server that binds the address itself
-/// [does not let happen](crate::ServerHandle::shutdown).
+/// The socket may have other owners: the service manager that made it, the next instance of this
+/// program, a duplicate in this process. The server does nothing to it that keeps them from
+/// accepting. A shutdown stops accepting and closes this server's descriptors: accepted connections
+/// are served, queued and later ones wait for the next owner, and the file of a Unix socket stays.
+/// If this server was the last owner, the kernel then resets the queue, which a server that binds
+/// the address itself [does not let happen](crate::ServerHandle::shutdown).
 ///
 /// * All shards accept from its one queue, as from that of a Unix socket. A shard that pauses at
-///   [`connections_max`](crate::limits::ServerLimits::connections_max) may take one connection more, for which the kernel may
-///   have woken it in the place of another owner; if no other shard has room, the connection waits there for a place.
-/// * It is made non-blocking, for every owner: between wake-up and accept another owner may have taken the connection.
-/// * Of [`SocketOptions`] those are set that an accepted connection inherits, for every owner's connections. `backlog`,
-///   `fast_open`, `defer_accept`, `incoming_cpu` and `unix_mode` are left to the socket's maker.
+///   [`connections_max`](crate::limits::ServerLimits::connections_max) may take one connection
+///   more, for which the kernel may have woken it in the place of another owner; if no other shard
+///   has room, the connection waits there for a place.
+/// * It is made non-blocking, for every owner: between wake-up and accept another owner may have
+///   taken the connection.
+/// * Of [`SocketOptions`] those are set that an accepted connection inherits, for every owner's
+///   connections. `backlog`, `fast_open`, `defer_accept`, `incoming_cpu` and `unix_mode` are left
+///   to the socket's maker.
 ///
 /// ```no_run
 /// use std::net::TcpListener;
@@ -73,13 +80,14 @@ pub fn adopt(listener: impl Into<OwnedFd>) -> Endpoint {
     Endpoint(Binds::default().adopted(listener.into()))
 }
 
-/// Takes the sockets with this name that a service manager handed to the process, as systemd does by socket activation
-/// (`sd_listen_fds(3)`), and [adopts](adopt) them. `None` if there are none, or they were taken before, so that a program can
-/// be started both ways.
+/// Takes the sockets with this name that a service manager handed to the process, as systemd does
+/// by socket activation (`sd_listen_fds(3)`), and [adopts](adopt) them. `None` if there are none,
+/// or they were taken before, so that a program can be started both ways.
 ///
-/// The name is that of `FileDescriptorName=`, by default that of the socket unit (`app.socket`), and `unknown` where the
-/// manager gives none. The first call reads `LISTEN_PID`, `LISTEN_FDS` and `LISTEN_FDNAMES`, and makes all these sockets
-/// close-on-exec. The variables stay, and mean nothing to child processes, whose number is not `LISTEN_PID`.
+/// The name is that of `FileDescriptorName=`, by default that of the socket unit (`app.socket`),
+/// and `unknown` where the manager gives none. The first call reads `LISTEN_PID`, `LISTEN_FDS` and
+/// `LISTEN_FDNAMES`, and makes all these sockets close-on-exec. The variables stay, and mean
+/// nothing to child processes, whose number is not `LISTEN_PID`.
 ///
 /// ```no_run
 /// use ringserve::listen::{systemd, tcp};
@@ -93,8 +101,8 @@ pub fn systemd(name: &str) -> Option<Endpoint> {
     (!sockets.is_empty()).then(|| Endpoint(all(sockets)))
 }
 
-/// Several endpoints of one service, to set framing, name or limits for them. A list without settings goes to
-/// [`Server::service`](crate::Server::service) as it is.
+/// Several endpoints of one service, to set framing, name or limits for them. A list without
+/// settings goes to [`Server::service`](crate::Server::service) as it is.
 pub fn endpoints(list: impl IntoEndpoints<Framing = Raw>) -> Endpoints<Raw> {
     list.into_endpoints()
 }
@@ -104,7 +112,8 @@ pub fn endpoints(list: impl IntoEndpoints<Framing = Raw>) -> Endpoints<Raw> {
 pub struct Endpoint(pub(crate) Binds);
 
 impl Endpoint {
-    /// Expects a header of the PROXY protocol at the begin of each connection, which names the client.
+    /// Expects a header of the PROXY protocol at the begin of each connection, which names the
+    /// client.
     ///
     /// ```no_run
     /// use ringserve::listen::{ProxyProtocol, endpoints, tcp};
@@ -133,16 +142,16 @@ impl Endpoint {
         Endpoint(self.0.proxy_protocol(protocol))
     }
 
-    /// Puts a [transport](crate::transport) between socket and framing of its connections. `make` makes one value on each
-    /// shard, at the start. The handshake follows the [PROXY header](Endpoint::proxy_protocol), and comes before
-    /// [`Service::open`](crate::Service::open).
+    /// Puts a [transport](crate::transport) between socket and framing of its connections. `make`
+    /// makes one value on each shard, at the start. The handshake follows the [PROXY
+    /// header](Endpoint::proxy_protocol), and comes before [`Service::open`](crate::Service::open).
     pub fn transport<T: Transport>(self, make: impl Fn() -> T + Send + Sync + 'static) -> Endpoint {
         Endpoint(self.0.transport(MakeTransport::new(make)))
     }
 
-    /// Limits who is let in at this endpoint, in the place of the limits of its service and of the server. It counts apart from
-    /// other endpoints, and cannot have a rate of all ([`Admission::accept_rate`]). See
-    /// [`Server::admission`](crate::Server::admission).
+    /// Limits who is let in at this endpoint, in the place of the limits of its service and of the
+    /// server. It counts apart from other endpoints, and cannot have a rate of all
+    /// ([`Admission::accept_rate`]). See [`Server::admission`](crate::Server::admission).
     ///
     /// ```no_run
     /// use ringserve::admission::Admission;
@@ -197,9 +206,10 @@ impl Endpoint {
     }
 }
 
-/// The endpoints of one service, with settings for its connections. A setting that is left out is taken from the server:
-/// [`Server::limits`](crate::Server::limits), [`Server::sockets`](crate::Server::sockets),
-/// [`Server::admit`](crate::Server::admit), [`Server::admission`](crate::Server::admission),
+/// The endpoints of one service, with settings for its connections. A setting that is left out is
+/// taken from the server: [`Server::limits`](crate::Server::limits),
+/// [`Server::sockets`](crate::Server::sockets), [`Server::admit`](crate::Server::admit),
+/// [`Server::admission`](crate::Server::admission),
 /// [`Server::access_log`](crate::Server::access_log).
 pub struct Endpoints<F = Raw> {
     pub(super) framing: F,
@@ -212,8 +222,8 @@ impl<F> Endpoints<F> {
         Endpoints { framing, config: self.config }
     }
 
-    /// Names the service in [figures](crate::stats::ServiceStats), in the log and in errors. By default it has its first
-    /// address for a name. Two services may not have one name.
+    /// Names the service in [figures](crate::stats::ServiceStats), in the log and in errors. By
+    /// default it has its first address for a name. Two services may not have one name.
     pub fn name(self, name: impl Into<String>) -> Endpoints<F> {
         Endpoints { config: ServiceConfig { name: Some(name.into()), ..self.config }, ..self }
     }
@@ -228,34 +238,38 @@ impl<F> Endpoints<F> {
         Endpoints { config: ServiceConfig { sockets: Some(sockets), ..self.config }, ..self }
     }
 
-    /// Limits who is let in to this service, in the place of the server's limits. It counts apart from other services, and
-    /// cannot have a rate of all ([`Admission::accept_rate`]), which holds for all services together. An endpoint that has [its
-    /// own](Endpoint::listener_admission) keeps that. See
-    /// [`Server::admission`](crate::Server::admission).
+    /// Limits who is let in to this service, in the place of the server's limits. It counts apart
+    /// from other services, and cannot have a rate of all ([`Admission::accept_rate`]), which holds
+    /// for all services together. An endpoint that has [its own](Endpoint::listener_admission)
+    /// keeps that. See [`Server::admission`](crate::Server::admission).
     pub fn admission(self, admission: Admission) -> Endpoints<F> {
         Endpoints { config: ServiceConfig { admission: Some(admission), ..self.config }, ..self }
     }
 
-    /// Decides about each of its connections when it is accepted. See [`Server::admit`](crate::Server::admit).
+    /// Decides about each of its connections when it is accepted. See
+    /// [`Server::admit`](crate::Server::admit).
     pub fn admit(self, admit: impl Fn(&Peer) -> bool + Send + Sync + 'static) -> Endpoints<F> {
         Endpoints { config: ServiceConfig { admit: Some(Arc::new(admit)), ..self.config }, ..self }
     }
 
-    /// Writes a line to the [access log](crate::access_log) for each of its connections that ended, or none. See
-    /// [`Server::access_log`](crate::Server::access_log).
+    /// Writes a line to the [access log](crate::access_log) for each of its connections that ended,
+    /// or none. See [`Server::access_log`](crate::Server::access_log).
     pub fn access_log(self, access_log: bool) -> Endpoints<F> {
         Endpoints { config: ServiceConfig { access_log: Some(access_log), ..self.config }, ..self }
     }
 
-    /// In the [shutdown](crate::ServerHandle::shutdown) of the server has its connections served as before until no connection of
-    /// the service with this [name](Endpoints::name) is left on any shard. May be called for several services. Their connections
-    /// have [`Service::draining`](crate::Service::draining), and their moments, then.
+    /// In the [shutdown](crate::ServerHandle::shutdown) of the server has its connections served as
+    /// before until no connection of the service with this [name](Endpoints::name) is left on any
+    /// shard. May be called for several services. Their connections have
+    /// [`Service::draining`](crate::Service::draining), and their moments, then.
     ///
-    /// Its listeners are closed with those of all other services: connections that come later belong to another server.
-    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) bounds the drain of all services together, so
-    /// that clients that stay leave it no time.
+    /// Its listeners are closed with those of all other services: connections that come later
+    /// belong to another server.
+    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) bounds the drain
+    /// of all services together, so that clients that stay leave it no time.
     ///
-    /// Connections that end by themselves, as [streams](crate::stream()), await [`Shard::service_ended`](crate::Shard::service_ended).
+    /// Connections that end by themselves, as [streams](crate::stream()), await
+    /// [`Shard::service_ended`](crate::Shard::service_ended).
     ///
     /// ```no_run
     /// use ringserve::listen::tcp;
@@ -272,7 +286,7 @@ impl<F> Endpoints<F> {
     /// # use Store as Replica;
     ///
     /// # fn main() -> Result<(), ringserve::Error> {
-    /// // A replica hears of what the last client wrote.
+    /// // A replica receives what the last client wrote.
     /// let clients = tcp("0.0.0.0:7000").framing(Lines::default()).name("clients");
     /// let replica = tcp("10.0.0.1:7001").framing(Lines::default()).drains_after("clients");
     /// Server::new().service(clients, |_shard| Store).service(replica, |_shard| Replica).serve()
@@ -296,8 +310,8 @@ impl<F> fmt::Debug for Endpoints<F> {
     }
 }
 
-/// Endpoints that [`Server::service`](crate::Server::service) takes: an [`Endpoint`], an array, a `Vec`, a tuple of up to four
-/// of them, or [`Endpoints`].
+/// Endpoints that [`Server::service`](crate::Server::service) takes: an [`Endpoint`], an array, a
+/// `Vec`, a tuple of up to four of them, or [`Endpoints`].
 pub trait IntoEndpoints {
     /// The framing of their connections.
     type Framing: TypedFraming + Clone + Send;

@@ -1,4 +1,5 @@
-//! Limits that follow the memory of the process: at the start, and while the limit of its control group changes.
+//! Limits that follow the memory of the process: at the start, and while the limit of its control
+//! group changes.
 
 use std::time::Duration;
 use std::{io, thread};
@@ -13,13 +14,13 @@ use ringserve_core::{Limits, ServerLimits};
 use crate::error::Error;
 use crate::shard::remote::control::ServerControl;
 
-/// How often a control group's limit is looked at.
+/// The interval at which a control group's limit is read.
 const LOOKS_EVERY: Duration = Duration::from_millis(500);
 
-/// For the thread that looks, and the frames of the program's log.
+/// The stack of the thread that reads it, with the frames of the program's log.
 const STACK_BYTES: usize = 256 << 10;
 
-/// What a process needs beside what its limits say: code, stacks and rings.
+/// Memory that a process needs in addition to its limits: code, stacks and rings.
 const BESIDE_BYTES: u64 = 20 << 20;
 
 /// The limits as the program and the defaults have them, and what follows from some memory.
@@ -80,7 +81,8 @@ impl Fit {
         if fits || self.keeps { raised } else { fitted }
     }
 
-    /// Bytes that a process with such limits needs: what it counts as held takes up to a quarter more.
+    /// Bytes that a process with such limits needs: what it counts as held takes up to a quarter
+    /// more.
     fn needs(&self, limits: &ServerLimits) -> u64 {
         let (held, received) = (limits.held_bytes_max as u64, limits.receive_bytes_max as u64);
         let of_shard = held.saturating_add(held / 4).saturating_add(received);
@@ -102,8 +104,9 @@ impl Fit {
     }
 }
 
-/// Fits limits into the memory that the process may use, and says so. What the program set is lowered only where its own memory
-/// has no room. Returns what the limits depend on, where that may change.
+/// Fits limits into the memory that the process may use, and says so. What the program set is
+/// lowered only where its own memory has no room. Returns what the limits depend on, where that may
+/// change.
 ///
 /// # Errors
 /// If even the least limits do not fit.
@@ -141,7 +144,8 @@ pub(super) fn fit(
     Ok((!fit.keeps && is_in_group(&machine)).then_some(fit))
 }
 
-/// Says what follows from the memory that the process may use, and warns where the limits allow more.
+/// Says what follows from the memory that the process may use, and warns where the limits allow
+/// more.
 fn tell(fit: &Fit, fitted: &ServerLimits, services: &[&mut Limits], memory: &UsableMemory) {
     let (shards, most) = (fit.shards, fitted.memory_bytes(fit.shards));
     if most > memory.bytes {
@@ -170,8 +174,8 @@ fn tell(fit: &Fit, fitted: &ServerLimits, services: &[&mut Limits], memory: &Usa
     }
 }
 
-/// Starts a thread by which the memory limits of a server's shards follow those of its control groups. It ends, a moment late,
-/// with the server.
+/// Starts a thread by which the memory limits of a server's shards follow those of its control
+/// groups. It ends, a moment late, with the server.
 ///
 /// # Errors
 /// If no thread can be started.

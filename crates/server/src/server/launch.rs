@@ -39,7 +39,7 @@ use crate::watchdog::thread::Watchdog;
 /// does not end.
 const ENDS_WITHIN: Duration = Duration::from_secs(6);
 
-/// What a shard does on its thread, to its end.
+/// The work of a shard on its thread, to its end.
 pub(super) type RunShard = Box<dyn FnOnce(ShardSeed, ShardStart) -> ShardEnd + Send>;
 
 /// Starts all shards and waits until each one is ready. `of_shard` is called for each, and returns
@@ -51,7 +51,7 @@ pub(super) fn launch(
     cpus: &[usize],
     of_shard: &dyn Fn() -> RunShard,
 ) -> Result<Launched, Error> {
-    // So that nothing listens any more after a start that failed, whatever a factory still waits
+    // Copies with which a failed start shuts its listeners down, whatever a factory still waits
     // for. Adopted sockets are not this server's to shut down.
     let own = sockets.iter().flatten().filter(|listener| !listener.is_adopted());
     let own: Vec<OwnedFd> = own.filter_map(|listener| listener.as_fd().try_clone_to_owned().ok()).collect();
@@ -84,7 +84,7 @@ pub(super) fn launch(
     }
 }
 
-/// Starts a thread for each shard, or says to the start why there is none.
+/// Starts a thread for each shard, or reports to the start why there is none.
 fn start_threads(
     seeds: Vec<ShardSeed>,
     is_beside: bool,
@@ -93,7 +93,7 @@ fn start_threads(
 ) -> Vec<thread::JoinHandle<ShardEnd>> {
     let mut threads = Vec::new();
     let name = if is_beside { "ringserve-admin" } else { "ringserve" };
-    // So that its lines in the log are told apart from those of the server. Subscribers may panic.
+    // The span separates its lines in the log from those of the server. Subscribers may panic.
     let span = if is_beside { guard(|| info_span!("admin")).ok() } else { None };
     for seed in seeds {
         let index = seed.index;
@@ -115,8 +115,9 @@ fn start_threads(
     threads
 }
 
-/// A factory that blocks its thread may never return: the thread is left alone, and ends by itself
-/// if it does. One that returned a future ends soon, unless the future blocks.
+/// The threads that end in time. A factory that blocks its thread may never return: the thread is
+/// left alone, and ends by itself if it does. One that returned a future ends soon, unless the
+/// future blocks.
 fn of_those_that_end(
     threads: Vec<thread::JoinHandle<ShardEnd>>,
     heard: &[bool],
@@ -136,8 +137,8 @@ fn of_those_that_end(
     threads.filter(|(thread, heard)| **heard && ends(thread)).map(|(thread, _)| thread).collect()
 }
 
-/// A shard's thread. If the shard ends by itself, the cause is logged and the others are told to
-/// drain.
+/// Runs a shard's thread to its end. If the shard ends by itself, the cause is logged and the
+/// others get the order to drain.
 fn to_the_end(seed: ShardSeed, start: ShardStart, run: RunShard) -> ShardEnd {
     let (index, control, not_ready) = (seed.index, seed.shared.control.clone(), start.clone());
     enter_shard(index, &control.remotes()[index]);
@@ -146,19 +147,19 @@ fn to_the_end(seed: ShardSeed, start: ShardStart, run: RunShard) -> ShardEnd {
     control.remotes()[index].set_thread(0);
     if let Err(death) = &end {
         not_ready.failed(death.error(index));
-        // The others were told.
+        // The others have the order.
         control.ending().drains();
     }
     control.ending().shard_ended();
     end
 }
 
-/// How a shard ended, which the others learn too.
+/// The end of a shard, of which the others are informed.
 pub(super) fn ended(index: usize, remotes: &[Arc<RemoteShard>], ran: thread::Result<ShardEnd>) -> ShardEnd {
     let end = ran.unwrap_or_else(|panic| Err(ShardDeath::Panicked(message_of(panic))));
-    // Also where the loop never began.
+    // Needed also where the loop never began.
     remotes[index].close();
-    // Those whose services wait for the end of others.
+    // Wakes shards whose services wait for the end of others.
     remotes.iter().for_each(|remote| remote.look_again());
     if let Err(death) = &end {
         let cause = death.error(index);
@@ -169,7 +170,7 @@ pub(super) fn ended(index: usize, remotes: &[Arc<RemoteShard>], ran: thread::Res
 }
 
 impl ShardSeed {
-    /// On the shard's own thread: makes driver and service, says so, and serves.
+    /// Makes driver and service on the shard's own thread, reports that to the start, and serves.
     pub(super) fn run<S: Serves>(mut self, serves: S, start: ShardStart) -> ShardEnd {
         if let Some(cpu) = self.cpu
             && let Err(error) = cpu::pin_to(cpu)
@@ -191,7 +192,7 @@ impl ShardSeed {
         }
     }
 
-    /// Inside the runtime it was told to run in.
+    /// Serves inside the configured runtime.
     fn run_inside<D: Driver<Descriptor = OwnedFd>, S: Serves>(
         self,
         serves: S,
@@ -220,7 +221,7 @@ impl ShardSeed {
         }
     }
 
-    /// On its own thread, where the driver blocks.
+    /// Serves on its own thread, where the driver blocks.
     pub(super) fn run_on<D: Driver<Descriptor = OwnedFd>, S: Serves>(
         self,
         serves: S,
@@ -235,8 +236,8 @@ impl ShardSeed {
         end.map_err(ShardDeath::Driver)
     }
 
-    /// Calls the factories of the shard, says so, and waits until those of all others returned.
-    /// `None` if it cannot be made.
+    /// Calls the factories of the shard, reports that to the start, and waits until those of all
+    /// others returned. `None` if the shard cannot be made.
     fn prepare<D: Driver<Descriptor = OwnedFd>, S: Serves>(
         self,
         serves: S,
@@ -261,7 +262,7 @@ pub(super) fn give_up(start: &ShardStart, error: Error) -> ShardEnd {
     Ok(Default::default())
 }
 
-/// The limit on descriptors where neither the kernel nor `/proc` tells: what systems begin with.
+/// The limit on descriptors where neither the kernel nor `/proc` reports one: the usual default.
 const DESCRIPTORS_UNKNOWN: u64 = 1024;
 
 /// Raises the limit on descriptors and checks that it suffices. Returns it.
@@ -277,7 +278,7 @@ pub(super) fn descriptors(shards: usize, addrs: usize) -> Result<u64, Error> {
     if limit < needed { Err(Error::Descriptors { limit, needed }) } else { Ok(limit) }
 }
 
-/// Says where and how the server runs.
+/// Logs where and how the server runs.
 pub(super) fn announce(
     listening: &Listening,
     cpus: &[usize],

@@ -1,4 +1,4 @@
-//! A server: what it is told, how it starts, what is held of it while it runs, and how it ends.
+//! A server: its configuration, its start, its handles while it runs, and its end.
 
 pub(crate) mod builder;
 pub(crate) mod config;

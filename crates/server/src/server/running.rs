@@ -23,7 +23,7 @@ use crate::stats::AcceptQueueStats;
 use crate::stats::{ServerStats, ShardStats};
 use crate::watchdog::thread::Watchdog;
 
-/// The endpoint beside a server, before its start.
+/// The companion endpoint of a server, before its start.
 #[cfg(feature = "admin")]
 pub(crate) trait Beside: Send {
     /// Starts it: before the server has a shard, since it answers while factories are pending.
@@ -33,7 +33,7 @@ pub(crate) trait Beside: Send {
     fn start(self: Box<Self>) -> Result<Box<dyn RunsBeside>, Error>;
 }
 
-/// The endpoint beside a server. Its drop ends it, and waits for its threads.
+/// The companion endpoint of a server. Its drop ends it, and waits for its threads.
 #[cfg(feature = "admin")]
 pub(crate) trait RunsBeside: Send + Sync {
     /// All shards of the server are ready.
@@ -46,7 +46,7 @@ pub(crate) trait RunsBeside: Send + Sync {
     fn probes(&self) -> Option<&Address>;
 }
 
-/// Settings of a server that serves, for the endpoint beside it.
+/// Settings of a server that serves, for its companion endpoint.
 #[cfg(feature = "admin")]
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
@@ -90,8 +90,8 @@ pub(super) struct Launched {
     pub(super) watchdog: Option<Watchdog>,
 }
 
-/// A server that runs on its own threads. Its drop stops the server at once and waits for its threads, for 15 s at most: one that
-/// is blocked then is left alone.
+/// A server that runs on its own threads. Its drop stops the server at once and waits for its
+/// threads, for 15 s at most: one that is blocked then is left alone.
 #[must_use = "dropping it stops the server"]
 pub struct ServerHandle {
     control: ServerControl,
@@ -126,28 +126,30 @@ impl ServerHandle {
         self
     }
 
-    /// The server with an endpoint beside it, which ends after it.
+    /// The server with a companion endpoint, which ends after it.
     #[cfg(feature = "admin")]
     pub(super) fn with_beside(mut self, beside: Option<Box<dyn RunsBeside>>) -> ServerHandle {
         self.beside = beside;
         self
     }
 
-    /// The first address of the [admin endpoint](crate::Server::admin), with the real port, if there is one.
+    /// The first address of the [admin endpoint](crate::Server::admin), with the real port, if
+    /// there is one.
     #[cfg(feature = "admin")]
     pub fn admin_address(&self) -> Option<&Address> {
         self.beside.as_ref().map(|beside| beside.address())
     }
 
-    /// The first address at which the endpoint has [probes answered alone](crate::admin::Admin::probes), with the real port, if there
-    /// is one.
+    /// The first address at which the endpoint has [probes answered
+    /// alone](crate::admin::Admin::probes), with the real port, if there is one.
     #[cfg(feature = "admin")]
     pub fn probes_address(&self) -> Option<&Address> {
         self.beside.as_ref().and_then(|beside| beside.probes())
     }
 
-    /// The addresses of the server, with the real ports: each address and each Unix socket, in the order in which they were
-    /// given. [`Peer::listener`](crate::Peer::listener) is an index of this list.
+    /// The addresses of the server, with the real ports: each address and each Unix socket, in the
+    /// order in which they were given. [`Peer::listener`](crate::Peer::listener) is an index of
+    /// this list.
     pub fn listeners(&self) -> &[Address] {
         &self.listening.addrs
     }
@@ -157,39 +159,43 @@ impl ServerHandle {
         &self.listening.ips
     }
 
-    /// Socket options without the effect they were set for, see [`SocketOptions`](crate::net::SocketOptions). The log has them
-    /// as warnings.
+    /// Socket options without the effect they were set for, see
+    /// [`SocketOptions`](crate::net::SocketOptions). The log has them as warnings.
     pub fn socket_option_warnings(&self) -> &[SocketOptionWarning] {
         &self.listening.warnings
     }
 
-    /// What waits to be accepted at each TCP address on each shard, and what was lost there. See
-    /// [`ServerControl::accept_queues`].
+    /// The connections that wait to be accepted at each TCP address on each shard, and the losses
+    /// there. See [`ServerControl::accept_queues`].
     pub fn accept_queues(&self) -> Vec<AcceptQueueStats> {
         self.control.accept_queues()
     }
 
-    /// Begins to shut down, after [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay): the listeners are
-    /// closed, frames that had arrived whole are answered, no further call begins, and connections are closed as soon as they
-    /// owe nothing. Half a frame is not waited for. Connections that are held open, streams among them, end by themselves.
-    /// After [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) the rest is reset. Returns at once;
-    /// [`wait`](ServerHandle::wait) waits for the end.
+    /// Begins to shut down, after
+    /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay): the listeners are
+    /// closed, frames that had arrived whole are answered, no further call begins, and connections
+    /// are closed as soon as they owe nothing. Half a frame is not waited for. Connections that are
+    /// held open, streams among them, end by themselves. After
+    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) the rest is
+    /// reset. Returns at once; [`wait`](ServerHandle::wait) waits for the end.
     pub fn shutdown(&self) {
         self.control.shutdown();
     }
 
-    /// Resets every connection and stops. Sockets that the kernel does not end within 5 s are left behind, with a line in the
-    /// log.
+    /// Resets every connection and stops. Sockets that the kernel does not end within 5 s are left
+    /// behind, with a line in the log.
     pub fn abort(&self) {
         self.control.abort();
     }
 
-    /// Figures of the server as the shards published them: totals since its start, and its present state. See [`ServerControl::stats`].
+    /// Figures of the server as the shards published them: totals since its start, and its present
+    /// state. See [`ServerControl::stats`].
     pub fn stats(&self) -> ServerStats {
         self.control.stats()
     }
 
-    /// Figures of the server as they are now: each shard is asked. See [`ServerControl::stats_now`].
+    /// Figures of the server as they are now: each shard is asked. See
+    /// [`ServerControl::stats_now`].
     pub fn stats_now(&self) -> ServerStats {
         self.control.stats_now()
     }
@@ -205,11 +211,13 @@ impl ServerHandle {
         self.control.clone()
     }
 
-    /// Waits until the server has shut down. [Blocking calls](crate::Shard::spawn_blocking) that still run then have 5 s more.
+    /// Waits until the server has shut down. [Blocking calls](crate::Shard::spawn_blocking) that
+    /// still run then have 5 s more.
     ///
     /// # Errors
-    /// If a shard ended by itself: its driver broke, or its loop panicked. That is logged when it happens, the other shards
-    /// drain, and the error is returned at their end. [`Error::Blocked`] if a shard did not end within 10 s after
+    /// If a shard ended by itself: its driver broke, or its loop panicked. That is logged when it
+    /// happens, the other shards drain, and the error is returned at their end. [`Error::Blocked`]
+    /// if a shard did not end within 10 s after
     /// [`drain_timeout`](crate::limits::ServerLimits::drain_timeout), or 15 s after an abort.
     pub fn wait(mut self) -> Result<ServerStats, Error> {
         let mut report = ServerStats::default();

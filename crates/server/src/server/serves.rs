@@ -23,18 +23,19 @@ use crate::shard::state::shard_loop::Admit;
 #[cfg(feature = "testing")]
 use crate::watched_service::Watches;
 
-/// What the shards of a server serve. Each shard has one, and makes its services from it on its own thread.
+/// The services of a server's shards. Each shard has one value, and makes its services from it on
+/// its own thread.
 pub(crate) trait Serves: Sized {
-    /// The same for another shard.
+    /// A copy for another shard.
     fn again(&self) -> Self;
 
-    /// Has the framing of a service refuse limits with which it cannot work.
+    /// Checks limits with the framing of a service, which refuses those it cannot work with.
     ///
     /// # Errors
     /// The framing's.
     fn check_limits(&self, service: usize, limits: &Limits) -> Result<(), LimitError>;
 
-    /// Calls the factories, and says how the replies of each service are encoded.
+    /// Calls the factories, and sets how the replies of each service are encoded.
     ///
     /// # Errors
     /// Those of factories.
@@ -48,8 +49,9 @@ pub(crate) trait Serves: Sized {
 /// The services that factories made for a shard.
 pub(crate) type MadeOf<V> = Made<V, Error>;
 
-/// Factories that are not called any more, with what they captured: a lock file, a handle of the log. Each shard keeps them to
-/// its end, and the handle of the server until the last blocking call ended. Their drop is user code.
+/// Factories that are no longer called, with what they captured: a lock file, a handle of the log.
+/// Each shard keeps them to its end, and the handle of the server until the last blocking call
+/// ended. Their drop is user code.
 #[derive(Default)]
 pub(crate) struct Kept(Mutex<Option<Box<dyn Any + Send>>>);
 
@@ -158,8 +160,8 @@ fn no_service(shard: usize, error: NoService) -> Error {
     error.downcast().map_or_else(factory, |limit| Error::Limits(*limit))
 }
 
-/// Drops what was made or is being made beside a service that will not be there. Each is user code, whose panic must not hide
-/// why.
+/// Drops what was made or is being made for the other services when one will not be there. Each
+/// drop is user code, whose panic must not hide the reason.
 fn abandon<V>(all: &mut Vec<MadeOf<V>>) {
     for made in all.drain(..) {
         let _ = guard(move || drop(made));
@@ -224,10 +226,10 @@ where
 
 /// One of several services, whatever its type.
 pub(crate) trait Hosted: Send {
-    /// The same for another shard.
+    /// A copy for another shard.
     fn again(&self) -> Box<dyn Hosted>;
 
-    /// Has its framing refuse limits with which that cannot work.
+    /// Checks limits with its framing, which refuses those it cannot work with.
     ///
     /// # Errors
     /// The framing's.
@@ -239,7 +241,7 @@ pub(crate) trait Hosted: Send {
     /// Those of its factory.
     fn make(&self, shard: &Shard, of: (&ShardStart, usize)) -> Result<LaneOf<Box<dyn Services>>, Error>;
 
-    /// The same, with everything that the service is told noted.
+    /// The same, with `watches` that record everything the service receives.
     ///
     /// # Errors
     /// Those of its factory.

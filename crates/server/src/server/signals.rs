@@ -33,16 +33,19 @@ use crate::shard::remote::control::ServerControl;
 use crate::shard::remote::ending::Ending;
 use crate::shard::running::starting::Interrupter;
 
-/// Those that stop a server are taken unless they are ignored, the others where they would end the process.
+/// Those that stop a server are taken unless they are ignored, the others where they would end the
+/// process.
 const STOPS: [i32; 2] = [SIGINT, SIGTERM];
 const OTHERS: [i32; 3] = [SIGHUP, SIGUSR1, SIGUSR2];
 
-/// Two SIGTERMs within this time are one: `timeout` of GNU sends two at once, to the process and to its group.
+/// Two SIGTERMs within this time are one: `timeout` of GNU sends two at once, to the process and to
+/// its group.
 const JOINED: Duration = Duration::from_millis(200);
 
-/// The servers in [`serve`](crate::Server::serve) in this process. A handler of the process cannot be removed, so ours stays
-/// when the last server returns, and then does what the signal did before: it ends the process, unless the program handled the
-/// signal itself when the first server began. An ignored signal is left alone.
+/// The servers in [`serve`](crate::Server::serve) in this process. A handler of the process cannot
+/// be removed, so ours stays when the last server returns, and then does what the signal did
+/// before: it ends the process, unless the program handled the signal itself when the first server
+/// began. An ignored signal is left alone.
 struct Serving {
     servers: usize,
     /// Set when the first server begins.
@@ -139,8 +142,8 @@ impl StopSignals {
         Ok(())
     }
 
-    /// The server did not start, with this error. A signal that came meanwhile has its former effect, or a program that tries
-    /// again and again would never end.
+    /// The server did not start, with this error. A signal that came meanwhile has its former
+    /// effect, or a program that tries again and again would never end.
     pub(super) fn failed(self, error: Error) -> Error {
         let interrupted = match lock(&self.receiver).stage {
             Stage::Interrupted(signal) => Some(signal),
@@ -193,7 +196,7 @@ impl Receiver {
         }
     }
 
-    /// The effect of the signal comes first: where the log has no reader any more, writing to it may panic.
+    /// Takes effect before it logs: where the log no longer has a reader, writing to it may panic.
     fn on_stop(&mut self, signal: i32) {
         let name = name_of(signal);
         match &mut self.stage {
@@ -219,7 +222,8 @@ impl Receiver {
         }
     }
 
-    /// Reads again what can be read again, certificates, and opens the files of the log again: this line is in the new one.
+    /// Reads again what can be read again, certificates, and opens the files of the log again: this
+    /// line is in the new one.
     fn on_reload(&self) {
         #[cfg(feature = "log")]
         crate::subscriber::reopen();
@@ -231,11 +235,13 @@ impl Receiver {
     }
 }
 
-/// Readings of certificates, on a separate thread: a disk may hold one up for ever, and SIGTERM has its effect then.
+/// Readings of certificates, on a separate thread: a disk may hold one up for ever, and SIGTERM has
+/// its effect then.
 #[cfg(feature = "tls")]
 #[derive(Default)]
 struct Reloads {
-    /// Those that were asked for since the last one began; the thread is there while there are some.
+    /// Those that were asked for since the last one began; the thread is there while there are
+    /// some.
     asked: Arc<AtomicU32>,
 }
 

@@ -37,11 +37,11 @@ use crate::shard::remote::control::ServerControl;
 use crate::shard::running::starting::{Starting, Until};
 use crate::stats::ServerStats;
 
-/// Connections of the endpoint beside a server.
+/// Connections of a server's companion endpoint.
 #[cfg(feature = "admin")]
 pub(crate) const ENDPOINT_CONNECTIONS: usize = 64;
 
-/// Descriptors for the endpoint beside a server: those of its shard, and of its connections.
+/// Descriptors for a server's companion endpoint: those of its shard, and of its connections.
 /// Without them it would be silent just when the connections of the server have taken all.
 #[cfg(feature = "admin")]
 const ENDPOINT_DESCRIPTORS: u64 = DESCRIPTORS_PER_SHARD + ENDPOINT_CONNECTIONS as u64;
@@ -53,11 +53,11 @@ pub(crate) struct Prepared<S> {
     pub(crate) serves: S,
 }
 
-/// What a start calls, once.
+/// Hooks that a start calls, once.
 #[derive(Default)]
 pub(crate) struct StartHooks {
     pub(super) on_start: Option<Box<dyn FnOnce(ServerControl) + Send>>,
-    /// The endpoint beside the server.
+    /// The companion endpoint.
     #[cfg(feature = "admin")]
     pub(super) beside: Option<Box<dyn Beside>>,
 }
@@ -177,7 +177,7 @@ fn announced(
     Some(Arc::new(Record::begin(checked.setup(driver.rings(), !cpus.is_empty()))))
 }
 
-/// The settings for the endpoint beside the server.
+/// The settings for the companion endpoint.
 #[cfg(feature = "admin")]
 fn facts(checked: &CheckedConfig, driver: &DriverConfig) -> Facts {
     Facts {

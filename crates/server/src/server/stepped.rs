@@ -1,4 +1,5 @@
-//! A server without threads, for simulations: the same making of its shards, which are stepped by one thread.
+//! A server without threads, for simulations: its shards are made in the same way, and stepped by
+//! one thread.
 
 use std::any::Any;
 use std::net::SocketAddr;
@@ -49,7 +50,7 @@ pub(crate) struct SteppedServer {
     starting: Starting,
     control: ServerControl,
     overload: Overload,
-    /// Its loads, if they are looked at.
+    /// Its loads, if they are watched.
     loads: Option<Loads>,
     /// The factories, until the last shard ended.
     kept: Option<Box<dyn Any>>,
@@ -77,14 +78,14 @@ type MakeShard<'a> = &'a dyn Fn(ShardSeed, Uring<SimKernel>, &ShardStart) -> Res
 struct MadeShard {
     /// Its services are there.
     is_there: bool,
-    /// What is stepped, and whether the services of all shards are there.
+    /// Makes the stepped shard. The flag is whether the services of all shards are there.
     steps: Box<dyn FnOnce(RingId, bool) -> Box<dyn Stepped>>,
 }
 
 impl SteppedServer {
-    /// Begins what [`Server::start`] does, on this network, with one shard by default: calls the factories. The shards take clock
-    /// and chance as told, and `on_call` hears of each call of theirs. What the server was told of its driver, of sockets and of
-    /// pinning is ignored.
+    /// Begins what [`Server::start`] does, on this network, with one shard by default: calls the
+    /// factories. The shards use the given clock and chance, and `on_call` observes each of their
+    /// calls. Settings of the server's driver, of sockets and of pinning are ignored.
     pub(crate) fn start<S: Serves + 'static>(
         server: Prepared<S>,
         network: &Network,
@@ -184,7 +185,8 @@ impl SteppedServer {
         Ok(server)
     }
 
-    /// How the start goes on. Shards are told what follows from it. Not to be called again once it ended.
+    /// The progress of the start. Shards are informed of what follows from it. Not to be called
+    /// again once it ended.
     pub(crate) fn poll_start(&mut self) -> StartState {
         let state = self.starting.poll_start();
         match &state {
@@ -222,7 +224,7 @@ impl SteppedServer {
         self.ends[shard].as_ref()
     }
 
-    /// How a shard ended; `None` while it runs.
+    /// The end of a shard; `None` while it runs.
     pub(crate) fn end(&self, shard: usize) -> Option<&ShardEnd> {
         self.ends[shard].as_ref()
     }
@@ -236,13 +238,13 @@ impl SteppedServer {
         self.remotes.iter().for_each(|remote| remote.command(command));
     }
 
-    /// What a watchdog would say of each shard.
+    /// Sets the load that a watchdog would report of each shard.
     pub(crate) fn set_load(&self, load: Load, share: f64) {
         let told = Told { share, turn: None, refuses: load >= Load::Refusing };
         self.remotes.iter().for_each(|remote| remote.load.set(load, told));
     }
 
-    /// The loads are looked at from now on.
+    /// Begins to watch the loads.
     pub(crate) fn follow_load(&mut self) {
         self.loads = Some(Loads::new(self.overload.clone(), &self.control));
     }
@@ -251,14 +253,15 @@ impl SteppedServer {
         self.loads.is_some()
     }
 
-    /// A look of the watchdog, of shards that were on a CPU for as long as `ran` says. True if it would rest.
+    /// Runs one check of the watchdog, of shards that were on a CPU for as long as `ran` says. True
+    /// if it would rest.
     pub(crate) fn look(&mut self, ran: &[Duration]) -> bool {
         let Some(loads) = &mut self.loads else { return true };
         let times = |shard: usize| Some(ThreadTimes { ran: ran[shard], waited: Duration::ZERO });
         loads.look(self.control.now(), &self.control, times)
     }
 
-    /// The load of the shard that is asked for most.
+    /// The load of the busiest shard.
     pub(crate) fn load(&self) -> Load {
         self.control.load()
     }

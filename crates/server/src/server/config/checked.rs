@@ -20,8 +20,8 @@ use crate::socket_options::options::SocketOptions;
 /// Shards at most: beyond, something is wrong with the number.
 const SHARDS_MAX: usize = 1024;
 
-/// For how long a shard may wait for more: less is not told from nothing, and a client that waits
-/// for its answer notices more.
+/// Bounds of the time for which a shard may wait for more input. A shorter wait cannot be
+/// distinguished from none, and a client that waits for its answer notices a longer one.
 const COALESCE_MIN: Duration = Duration::from_micros(1);
 const COALESCE_MAX: Duration = Duration::from_millis(1);
 
@@ -57,7 +57,8 @@ pub(crate) struct CheckedService {
     pub(crate) after: u32,
 }
 
-/// Has the framing of the service with a number refuse limits with which it cannot work.
+/// Checks limits with the framing of the service with a number, which refuses those it cannot work
+/// with.
 pub(crate) type CheckLimits<'a> = &'a dyn Fn(usize, &Limits) -> Result<(), LimitError>;
 
 impl ServerConfig {
@@ -282,7 +283,7 @@ impl CheckedService {
 }
 
 impl CheckedConfig {
-    /// Where all services are reached, in the order of the listeners.
+    /// The addresses of all services, in the order of the listeners.
     pub(crate) fn binds(&self) -> impl Iterator<Item = &Bind> {
         self.services.iter().flat_map(|service| &service.binds)
     }
@@ -295,7 +296,7 @@ impl CheckedConfig {
         Setup { pinned, one_queue, ..self.given.setup(self.shards, rings, services) }
     }
 
-    /// Slots of each shard beside those for all, for peers of allow lists.
+    /// Slots of each shard in addition to those for all, for peers of allow lists.
     pub(crate) fn reserved(&self) -> usize {
         if self.limiters.reserve() { RESERVED } else { 0 }
     }

@@ -15,7 +15,7 @@ use super::super::driver::{Driver, VARIABLE};
 use super::checked::CheckedConfig;
 use crate::error::Error;
 
-/// How each shard makes its driver, and for how many connections.
+/// The settings by which each shard makes its driver, and the number of its connections.
 pub(crate) struct DriverConfig {
     pub(crate) kind: DriverKind,
     reason: String,
@@ -214,7 +214,7 @@ impl DriverConfig {
         }
     }
 
-    /// Slots of a shard beside those of all its connections.
+    /// Slots of a shard in addition to those of all its connections.
     pub(crate) fn reserved(&self) -> usize {
         self.sizes.reserved
     }
@@ -234,8 +234,8 @@ const SLOTS_MAX: usize = ConnId::SLOTS_MAX as usize;
 /// Memory a shard's ring locks, rounded up: about 170 KiB were seen.
 const LOCKED_BYTES: u64 = 1 << 20;
 
-/// Descriptors a shard needs beside its listeners: ring or epoll instance, eventfd, timerfd,
-/// sockets on their way to being connections.
+/// Descriptors a shard needs in addition to its listeners: ring or epoll instance, eventfd,
+/// timerfd, sockets on their way to being connections.
 pub(crate) const DESCRIPTORS_PER_SHARD: u64 = 32;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What a program sets of a server and of its services, as it sets it.
+//! The settings of a server and of its services, as the program gives them.
 
 #[cfg(feature = "websocket")]
 use std::any::TypeId;
@@ -49,8 +49,8 @@ pub(crate) struct ServerConfig {
     pub(crate) runtime: Runtime,
     pub(crate) stalls: StallOptions,
     pub(crate) overload: Overload,
-    /// This server is the endpoint beside another one: its start is no line in the log, and its
-    /// thread has a name that says so.
+    /// This server is the companion endpoint of another one: its start is no line in the log, and
+    /// its thread has a name that says so.
     pub(crate) is_beside: bool,
     pub(crate) telling: Telling,
     /// Groups of other servers, for reports.
@@ -61,7 +61,7 @@ pub(crate) struct ServerConfig {
 #[derive(Default)]
 pub(crate) struct ServiceConfig {
     pub(crate) kind: ServiceKind,
-    /// Where it is reached.
+    /// Its addresses.
     pub(crate) binds: Binds,
     pub(crate) name: Option<String>,
     pub(crate) limits: Option<Limits>,

@@ -1,4 +1,4 @@
-//! How a server is configured: each setting stands in one struct here, and is read from there.
+//! The configuration of a server: each setting stands in one struct here, and is read from there.
 //!
 //! ```text
 //!   Server, Endpoints ─▶ ServerConfig     as the program set it

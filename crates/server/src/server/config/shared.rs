@@ -1,5 +1,5 @@
-//! What all shards of a server read, what differs by shard, and the making of one: the same for
-//! threads and for a simulation.
+//! Settings that all shards of a server share, those that differ by shard, and the making of a
+//! shard: the same for threads and for a simulation.
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -181,7 +181,7 @@ impl ShardSeed {
         Ok((shard, made))
     }
 
-    /// What the factories are called with.
+    /// The handle with which the factories are called.
     fn handle(&self, waker: Waker) -> Shard {
         let SharedConfig { checked, names, clock, control, .. } = &*self.shared;
         let remote = control.remotes()[self.index].clone();

@@ -1,4 +1,4 @@
-//! Where a server is told to listen.
+//! The addresses on which a server listens.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -36,7 +36,7 @@ pub(crate) struct Bind {
     /// The TLS that the layer is made from, if it is TLS.
     #[cfg(feature = "tls")]
     pub(crate) tls: Option<ringserve_tls::TlsListener>,
-    /// What lies above both, if it is WebSocket.
+    /// The WebSocket layer above both, if there is one.
     #[cfg(feature = "websocket")]
     pub(crate) websocket: Option<ringserve_websocket::WebSocketOptions>,
 }
@@ -191,7 +191,8 @@ impl Binds {
     }
 }
 
-/// The error of an address that is none, or that nothing is found for: with the address as it was written, and what to write.
+/// The error of an address that is none, or that nothing is found for: with the address as it was
+/// written, and what to write.
 fn unusable(addr: &impl fmt::Debug, error: &io::Error) -> io::Error {
     let said = format!("{addr:?}");
     let text = if said.starts_with("\"unix:") || said.starts_with("\"/") {
@@ -219,7 +220,8 @@ enum Claim<'a> {
     Socket(u64),
 }
 
-/// Checks the list of all places of a server: none comes twice, and proxies are expected as they can be. Each has the service that it leads to, if there are several.
+/// Checks the list of all places of a server: none comes twice, and proxies are expected as they
+/// can be. Each has the service that it leads to, if there are several.
 pub(crate) fn check<'a>(binds: impl Iterator<Item = (&'a Bind, Option<&'a str>)>) -> io::Result<()> {
     let wrong = |text: String| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     let mut claimed = HashMap::new();

@@ -10,19 +10,21 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::error::Error;
 
-/// How long a port may stay taken by a process that was just killed, whose ring the kernel takes apart in the background: with 1000
-/// connections 8 ms were seen, and more than 250 ms on two CPUs with a load of 14.
+/// The time for which a port may stay taken by a process that was just killed, whose ring the
+/// kernel takes apart in the background: with 1000 connections 8 ms were seen, and more than 250 ms
+/// on two CPUs with a load of 14.
 pub(super) const RETRY_FOR: Duration = Duration::from_secs(1);
 pub(super) const RETRY_EVERY: Duration = Duration::from_millis(10);
 
-/// `SO_REUSEPORT` lets a second server bind the same port without a word and take half of the connections. A
-/// bind without it fails if a process listens there.
+/// `SO_REUSEPORT` lets a second server bind the same port without a word and take half of the
+/// connections. A bind without it fails if a process listens there.
 pub(super) fn refuse_second_instance(addr: SocketAddr, v6_only: bool) -> Result<(), Error> {
     let deadline = Deadline::within(RETRY_FOR);
     loop {
         let bound = stream_socket(addr, v6_only).and_then(|socket| {
             socket.bind(&SockAddr::from(addr))?;
-            // Two sockets that do not listen may share an address with SO_REUSEADDR: only listening tells.
+            // Two sockets that do not listen may share an address with SO_REUSEADDR: only listening
+            // tells.
             socket.listen(1)
         });
         match bound {
@@ -36,7 +38,8 @@ pub(super) fn refuse_second_instance(addr: SocketAddr, v6_only: bool) -> Result<
     }
 }
 
-/// Names a call that failed, and where it is one that nothing but a sandbox refuses, how to allow it.
+/// Names a call that failed, and where it is one that nothing but a sandbox refuses, how to allow
+/// it.
 fn refused(call: &str, error: io::Error) -> io::Error {
     let name = call.split('(').next().unwrap_or(call);
     let hint = match error.kind() {
@@ -73,8 +76,8 @@ pub(super) fn local_addr(socket: &Socket) -> io::Result<SocketAddr> {
     addr.as_socket().ok_or_else(|| io::Error::other("the listener has no IP address"))
 }
 
-/// The process that listens on a port, as "process 123 (name)", by way of /proc. Best effort: other users'
-/// processes are seen only by root.
+/// The process that listens on a port, as "process 123 (name)", by way of /proc. Best effort: other
+/// users' processes are seen only by root.
 fn holder_of(addr: SocketAddr) -> Option<String> {
     let inode = ["/proc/net/tcp", "/proc/net/tcp6"].iter().find_map(|path| {
         let table = fs::read_to_string(path).ok()?;

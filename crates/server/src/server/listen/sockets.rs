@@ -1,4 +1,5 @@
-//! Listening sockets: for each shard one for each address, and the checks that no other process listens there.
+//! Listening sockets: for each shard one for each address, and the checks that no other process
+//! listens there.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -13,7 +14,8 @@ use crate::error::Error;
 use crate::socket_options::apply::{SocketOptionWarning, Warnings};
 use crate::socket_options::options::SocketOptions;
 
-/// What listens, beside the sockets: the rest that a running server keeps.
+/// The addresses, warnings and files of the listeners, which a running server keeps in addition to
+/// the sockets.
 #[derive(Default)]
 pub(crate) struct Listening {
     /// With the real ports.
@@ -39,7 +41,7 @@ impl Listening {
     }
 }
 
-/// How listeners are made.
+/// The settings by which listeners are made.
 pub(crate) struct Listen<'a> {
     pub(crate) shards: usize,
     pub(crate) share_port: bool,
@@ -63,7 +65,8 @@ impl Listen<'_> {
     pub(crate) fn at(&self, places: &[Place<'_>]) -> Result<(Vec<Vec<Listener>>, Listening), Error> {
         let addrs: Vec<&Address> = places.iter().map(|place| &place.bind.addr).collect();
         let is_made = |place: &&Place<'_>| place.bind.adopted.is_none();
-        // All are looked at before the first one listens: 127.0.0.1:7000 and 0.0.0.0:7000 do not stand in each other's way.
+        // All are looked at before the first one listens: 127.0.0.1:7000 and 0.0.0.0:7000 do not
+        // stand in each other's way.
         if !self.share_port {
             for place in places.iter().filter(is_made) {
                 if let Some(addr) = place.bind.addr.as_ip().filter(|addr| addr.port() != 0) {

@@ -1,8 +1,9 @@
 //! Unix sockets: one listener that all shards share, and its file.
 //!
-//! Who finds a file decides by asking it: a connection that is refused proves that no server listens there any more. Between
-//! that and the new file no other server may do the same, or one of two servers that start at once would remove the file of
-//! the other; so both lock the directory meanwhile, with `flock(2)`, which leaves nothing behind.
+//! A server that finds a file decides by connecting to it: a refused connection proves that no
+//! server listens there. Between that and the new file no other server may do the same, or one of
+//! two servers that start at once would remove the file of the other; so both lock the directory
+//! meanwhile, with `flock(2)`, which leaves nothing behind.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
@@ -29,10 +30,12 @@ use crate::socket_options::options::SocketOptions;
 /// Bytes of a path, or of an abstract name, at most: `sun_path` has 108, one of which is a zero.
 const NAME_BYTES_MAX: usize = 107;
 
-/// Less often than with a port: each look is a connection to the server that listens.
+/// The interval of checks. Longer than for a port: each check is a connection to the server that
+/// listens.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// How long another server may hold the directory, which takes it as long as a start at a path that is in use.
+/// The time for which another server may hold the directory, which takes it as long as a start at a
+/// path that is in use.
 const LOCK_WITHIN: Duration = Duration::from_secs(2);
 
 /// The one listener of a path, and its file. Abstract names have none.
@@ -68,7 +71,7 @@ pub(super) fn listen(
     Ok((socket, Some(file)))
 }
 
-/// Where to listen.
+/// A path or an abstract name to listen on.
 struct Place<'a> {
     /// As [`Address::Unix`] has it.
     name: &'a [u8],
@@ -214,8 +217,8 @@ fn directory(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Keeps other servers from looking at files of the directory. Best effort: it must be readable, and the file system must
-/// know locks.
+/// Keeps other servers from looking at files of the directory. Best effort: it must be readable,
+/// and the file system must know locks.
 fn lock(dir: &Path) -> Option<File> {
     let file = File::open(dir).ok()?;
     let deadline = Deadline::within(LOCK_WITHIN);
