@@ -1,7 +1,7 @@
-//! Admission: what a shard asks of each newcomer before its service opens it, step by step, in the
-//! order of the cost.
+//! Admission: the checks of a shard for each new connection before its service opens it, step by
+//! step, in the order of the cost.
 //!
-//! A step lets a connection go on, rejects it, or has it wait. Three steps of the guide are
+//! A step lets a connection go on, rejects it, or makes it wait. Three steps of the guide are
 //! elsewhere: the filter in the kernel is before accept (`admission/kernel_filter.rs`), the accept
 //! rate is the state machine's, and the last one, `Service::open`, is that of the service's lane.
 
@@ -28,7 +28,7 @@ enum Verdict {
     Wait(Time),
 }
 
-/// The names of a step in `docs/guide/under_attack.md`, and what it asks.
+/// The names of a step in `docs/guide/under_attack.md`, and its check.
 type Step = (&'static [&'static str], fn(&mut Newcomer<'_>) -> Verdict);
 
 /// The steps of a socket that was accepted.
@@ -45,7 +45,7 @@ const ON_HEADER: [Step; 2] = [
     (&["`Server::admit`"], ask_program),
 ];
 
-/// A connection that is asked about.
+/// A connection under admission.
 struct Newcomer<'a> {
     common: &'a mut Common,
     core: &'a mut Core,
@@ -53,13 +53,13 @@ struct Newcomer<'a> {
     admit: Option<&'a Admit>,
     /// The message to it if it is rejected for the load.
     message: Option<Arc<[u8]>>,
-    /// What it was counted for, which its drop takes back.
+    /// The charge of its counts, which its drop takes back.
     charge: Option<ChargeGuard>,
 }
 
 impl Newcomer<'_> {
-    /// Asks the steps in their order, until one does not let the newcomer go on. Returns the guard of
-    /// one that may. The charge of another one is taken back here.
+    /// Runs the steps in their order, until one does not let the connection go on. Returns the
+    /// guard of an admitted one. The charge of another one is taken back here.
     fn ask(mut self, steps: &[Step]) -> (Verdict, Option<ChargeGuard>) {
         for (_, ask) in steps {
             match ask(&mut self) {
@@ -91,7 +91,7 @@ impl Newcomer<'_> {
     }
 }
 
-/// The facts of a service by which its newcomers are let in.
+/// The facts of a service by which new connections are let in.
 pub(crate) struct Entrance<'a> {
     /// The hook of the program.
     pub(crate) admit: Option<&'a Admit>,
@@ -101,8 +101,8 @@ pub(crate) struct Entrance<'a> {
     pub(crate) insert: fn(&mut Core, Socket, Option<SocketAddr>, u16) -> Option<ConnId>,
 }
 
-/// Asks whether a socket that was accepted becomes a connection. Returns it if it may begin now: not
-/// if it was refused or waits, and not before its PROXY header was read.
+/// Asks whether a socket that was accepted becomes a connection. Returns it if it may begin now:
+/// not if it was refused or waits, and not before its PROXY header was read.
 pub(crate) fn accepted(
     common: &mut Common,
     core: &mut Core,
@@ -144,8 +144,8 @@ pub(crate) fn proxied(common: &mut Common, core: &mut Core, id: ConnId, admit: O
     false
 }
 
-/// The message of the load, and a wait where none can be sent now: the socket is accepted once more, so
-/// this comes before what would count it twice.
+/// The message of the load, or a wait where none can be sent now: the socket is accepted once more,
+/// so this comes before any step that would count it twice.
 fn await_message(newcomer: &mut Newcomer<'_>) -> Verdict {
     let Newcomer { common, core, peer, .. } = newcomer;
     if !common.load.refuses() {
@@ -186,7 +186,7 @@ fn ask_program(newcomer: &mut Newcomer<'_>) -> Verdict {
     Verdict::Reject(RefusedBy::Admit, None)
 }
 
-/// The load: after all that refuses for what the peer is, and before anything is kept.
+/// The load: checked after all that refuses a peer for what it is, and before anything is kept.
 fn check_load(newcomer: &mut Newcomer<'_>) -> Verdict {
     match newcomer.message.take() {
         Some(message) => Verdict::Reject(RefusedBy::Load, Some(message)),
@@ -227,7 +227,7 @@ fn begins(
     false
 }
 
-/// Keeps what a connection was counted for until it ends. False if there is no memory for that.
+/// Keeps the charge of a connection until it ends. False if there is no memory for that.
 #[inline]
 fn keep(common: &mut Common, id: ConnId, charge: Option<ChargeGuard>) -> bool {
     match (&mut common.admission, charge) {
@@ -253,13 +253,13 @@ fn reject(
     }
 }
 
-/// Time before now at most in which connections may have come that a shard sees late. Those that
-/// waited for longer are few: their peers gave up.
+/// The longest time before now in which connections may have come that a shard sees late. Those
+/// that waited for longer are few: their peers gave up.
 const LATE_MAX: Duration = Duration::from_secs(10);
 
-/// Between when and when a connection came that a shard sees now: as many may come in that time as
-/// their rate allows, and none is refused since the shard was away meanwhile. That must be known: one
-/// that only slept saw each of them as it came.
+/// The times between which a connection came that a shard sees now: as many may come in that time
+/// as their rate allows, and none is refused because the shard was away meanwhile. The shard must
+/// know that it was away: one that only slept saw each of them as it came.
 #[inline]
 fn arrival(common: &Common, core: &Core) -> (Time, Time) {
     let now = common.now;
@@ -270,8 +270,8 @@ fn arrival(common: &Common, core: &Core) -> (Time, Time) {
     }
 }
 
-/// While newcomers come to a listener that has a rate, the shard has to know when it was away. One to
-/// which none has come for a while sleeps, and those that come to it then are few.
+/// Makes the shard note when it was away, while connections arrive at a listener with a rate. A
+/// shard to which none has come for a while sleeps, and few connections come to it then.
 #[inline]
 fn watch_rates(admission: &ShardAdmission, core: &mut Core, peer: &Peer) {
     if admission.has_rate(peer.listener()) {
@@ -279,12 +279,12 @@ fn watch_rates(admission: &ShardAdmission, core: &mut Core, peer: &Peer) {
     }
 }
 
-/// How long newcomers wait that get no message now: in that time a tenth of the messages of a burst
-/// may be sent again.
+/// The time for which a new connection waits that gets no message now: in that time a tenth of the
+/// messages of a burst may be sent again.
 const POSTPONED: Duration = Duration::from_millis(10);
 
-/// The message to a connection that is refused for the load; `None` where there is none for that, and
-/// it is let in.
+/// The message to a connection that is refused for the load; `None` where there is none for that,
+/// and it is let in.
 #[cold]
 fn message_of_load(common: &Common, peer: &Peer) -> Option<Arc<[u8]>> {
     common.admission.as_ref()?.words_for_load(peer, common.now)
@@ -295,7 +295,7 @@ fn has_message(common: &Common, core: &Core) -> bool {
     core.may_part() && common.admission.as_ref().is_some_and(|admission| admission.has_words(common.now))
 }
 
-/// The same, and it is.
+/// The same, and counts the message.
 fn takes_message(common: &mut Common, core: &Core) -> bool {
     let now = common.now;
     core.may_part() && common.admission.as_mut().is_some_and(|admission| admission.takes_words(now))

@@ -1,5 +1,6 @@
-//! Futures of [`Service::open`], in recycled slots, as those of [calls](crate::shard::calls::running_calls): one that does not wait allocates
-//! nothing. They have a separate table, so that a call knows nothing of them.
+//! Futures of [`Service::open`], in recycled slots, as those of
+//! [calls](crate::shard::calls::running_calls): one that does not wait allocates nothing. They have
+//! a separate table, so that a call knows nothing of them.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -22,7 +23,7 @@ use crate::shard::wakes::inbox::TaskWaker;
 /// Set in the number of a woken task if it is an `open` that waits. The rest is its slot.
 pub(crate) const OPENING: u32 = 1 << 29;
 
-/// Free slots that are kept: connections come in bursts, but seldom does an `open` wait.
+/// Free slots that are kept: connections come in bursts, but an `open` rarely waits.
 const SPARE_MAX: usize = 64;
 
 /// The result of `open`, unless it panicked.
@@ -75,7 +76,7 @@ pub(crate) enum Begun<S: Service<H>, H> {
     NoMemory,
 }
 
-/// An `open` that was woken and does not wait any more.
+/// An `open` that was woken and no longer waits.
 pub(crate) struct OpenEnd<S: Service<H>, H> {
     pub id: ConnId,
     pub answer: Result<Answer<S, H>, Panicked>,
@@ -128,7 +129,8 @@ impl<S: Service<H>, H: 'static> Opens<S, H> {
         self.slots.get(task as usize)?.as_ref()?.id
     }
 
-    /// Polls an `open` that was woken. `None` if it still waits, or if there is none: then the wake came late.
+    /// Polls an `open` that was woken. `None` if it still waits, or if there is none: then the wake
+    /// came late.
     pub(crate) fn resume(&mut self, task: u32) -> Option<OpenEnd<S, H>> {
         let slot = self.slots.get_mut(task as usize)?.as_mut()?;
         // Also when there is none: the next one here must be woken again.

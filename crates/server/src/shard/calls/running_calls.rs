@@ -1,9 +1,9 @@
 //! Handlers' futures, in recycled slots.
 //!
-//! A slot holds one future that never ends: it takes a frame, calls the service, leaves the result, and waits for
-//! the next frame ([`calls`]). So a call that is done at once, as most are, costs a poll and nothing else: no
-//! allocation, and no future is built again and moved. A call that waits keeps its slot until it is woken and done,
-//! and the next frame goes to another slot.
+//! A slot holds one future that never ends: it takes a frame, calls the service, leaves the result,
+//! and waits for the next frame ([`calls`]). So a call that is done at once, as most are, costs a
+//! poll and nothing else: no allocation, and no future is built again and moved. A call that waits
+//! keeps its slot until it is woken and done, and the next frame goes to another slot.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -32,7 +32,7 @@ const NO_TASK: u32 = u32::MAX;
 /// The two counts of an `Rc` or an `Arc`.
 const COUNTS: usize = 2 * size_of::<usize>();
 
-/// What the allocator takes for a block: its own word, in steps of 16, 32 at least (glibc's).
+/// Bytes that the allocator takes for a block: its own word, in steps of 16, 32 at least (glibc's).
 const fn allocated(bytes: usize) -> usize {
     let shared = (bytes + size_of::<usize>()).next_multiple_of(16);
     match bytes {
@@ -42,8 +42,8 @@ const fn allocated(bytes: usize) -> usize {
     }
 }
 
-/// What goes into a slot's future, and what comes out. Frame and connection lie apart, since each is moved the
-/// way it was written: a processor waits when it reads in one piece what it just wrote in several.
+/// Input and output of a slot's future. Frame and connection lie apart, since each is moved the way
+/// it was written: a processor waits when it reads in one piece what it just wrote in several.
 pub(crate) struct Job<S: Service<H>, H> {
     shared: Cell<Option<ConnShared<S::Session>>>,
     frame: Cell<Frame<H>>,
@@ -51,7 +51,8 @@ pub(crate) struct Job<S: Service<H>, H> {
     shard: Shard,
 }
 
-/// Calls the service for one frame after the other. A function, so that its future has a name as a type parameter.
+/// Calls the service for one frame after the other. A function, so that its future has a name as a
+/// type parameter.
 pub(crate) async fn calls<S: Service<H>, H: Default>(service: Rc<S>, job: Rc<Job<S, H>>) {
     loop {
         let shared = poll_fn(|_| match job.shared.take() {
@@ -85,7 +86,8 @@ pub(crate) struct Slot<S: Service<H>, H, Fut> {
     id: Option<ConnId>,
     /// Bytes that the state machine counts for that call.
     bytes: usize,
-    /// That connection's other calls that wait, in a list, the newest first. [`NO_TASK`] is before the first.
+    /// The connection's other waiting calls, in a list, the newest first. [`NO_TASK`] is before the
+    /// first.
     prev: u32,
     /// When the call began to wait, in steps of the time limits' wheel.
     since: Stamp,
@@ -145,7 +147,7 @@ where
         }
     }
 
-    /// Bytes of memory that a call holds while it waits, beside its frame.
+    /// Bytes of memory that a call holds while it waits, in addition to its frame.
     pub(crate) const fn call_bytes(&self) -> usize {
         allocated(size_of::<Fut>())
             + allocated(size_of::<Job<S, H>>() + COUNTS)
@@ -169,7 +171,8 @@ where
         self.slots.get_mut(task as usize)?.as_mut()
     }
 
-    /// Takes a call off its connection's list. Returns the one behind it, and since when the one before it waits.
+    /// Takes a call off its connection's list. Returns the one after it, and since when the one
+    /// before it waits.
     fn unlist(&mut self, task: u32) -> (Option<u32>, Option<Stamp>) {
         let Some(slot) = self.slot(task) else { return (None, None) };
         let (prev, next) = (std::mem::replace(&mut slot.prev, NO_TASK), slot.next.take());
@@ -189,7 +192,8 @@ where
         self.slots.get(task as usize)?.as_ref()?.id
     }
 
-    /// Polls a call that was woken. `None` if it still waits, or if there is none: then the wake came late.
+    /// Polls a call that was woken. `None` if it still waits, or if there is none: then the wake
+    /// came late.
     pub(crate) fn resume(&mut self, task: u32) -> Option<CallEnd<S::Error>> {
         let slot = self.slots.get_mut(task as usize)?.as_mut()?;
         // Also when there is no call: the next one here must be woken again.
@@ -223,7 +227,8 @@ where
         })
     }
 
-    /// Drops a connection's calls that wait, `first` and those listed behind it. Returns how many there were.
+    /// Drops a connection's calls that wait, `first` and those listed after it. Returns how many
+    /// there were.
     pub(crate) fn cancel(&mut self, first: u32) -> usize {
         let (mut task, mut count) = (Some(first), 0);
         while let Some(number) = task {
@@ -267,7 +272,8 @@ where
     }
 }
 
-/// One slot more, which is free. `None` if the system has no memory for it, or there is no number for it.
+/// One slot more, which is free. `None` if the system has no memory for it, or there is no number
+/// for it.
 #[cold]
 pub(crate) fn grow<T>(slots: &mut Vec<Option<T>>, free: &mut Vec<u32>, numbers: TaskNumbers) -> Option<u32> {
     if slots.len() >= numbers.max as usize {
@@ -282,7 +288,7 @@ pub(crate) fn grow<T>(slots: &mut Vec<Option<T>>, free: &mut Vec<u32>, numbers: 
     Some(task)
 }
 
-/// A call that was woken and does not wait any more.
+/// A call that was woken and no longer waits.
 pub(crate) struct CallEnd<E> {
     pub id: ConnId,
     pub result: Resumed<E>,
@@ -345,7 +351,8 @@ impl<S: Service<H>, H: Default, Fut: Future<Output = ()>> Slot<S, H, Fut> {
         shared: &ConnShared<S::Session>,
         frame: Frame<H>,
     ) -> Option<Result<(), S::Error>> {
-        // The future of a free slot took both, so nothing is lost. `set` would look for what it has to drop, at each frame.
+        // The future of a free slot took both, so nothing is lost. `set` would look for what it has
+        // to drop, at each frame.
         mem::forget(self.job.frame.replace(frame));
         let none = self.job.shared.replace(Some(shared.clone()));
         debug_assert!(none.is_none(), "the slot is free");

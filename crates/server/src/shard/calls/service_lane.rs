@@ -1,4 +1,4 @@
-//! The lane of one service: its newcomers, frames, woken calls and ends.
+//! The lane of one service: its new connections, frames, woken calls and ends.
 
 use std::rc::Rc;
 
@@ -74,10 +74,10 @@ where
         }
     }
 
-    /// Has a connection's frames called for, one after the other.
+    /// Calls the service for a connection's frames, one after the other.
     ///
-    /// Whether some are shed does not change within a turn. Where none is, no frame is asked for it: a reference to it would keep
-    /// it in memory.
+    /// Whether some are shed does not change within a turn. Where none is, no frame is asked for
+    /// it: a reference to it would keep it in memory.
     #[inline(always)]
     fn call_for_each_frame<const SHEDS: bool>(
         &mut self,

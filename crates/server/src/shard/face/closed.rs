@@ -1,4 +1,4 @@
-//! Failures of calls and ends of connections, as a service is told of them.
+//! Failures of calls and ends of connections, as they are reported to a service.
 
 use std::fmt;
 
@@ -12,7 +12,8 @@ use ringserve_base::peer::Peer;
 pub enum Failure<'a, E> {
     /// The call returned an error.
     Error(&'a E),
-    /// The call was pending for longer than [`Limits::handler_timeout`](crate::Limits::handler_timeout).
+    /// The call was pending for longer than
+    /// [`Limits::handler_timeout`](crate::Limits::handler_timeout).
     TimedOut,
     /// The call or the framing panicked, with this message.
     Panicked(&'a str),
@@ -53,8 +54,8 @@ impl<'a, S> CloseCx<'a, S> {
         CloseCx { session, outlet: self.outlet, reason, account: self.account }
     }
 
-    /// The same end with a part of the session, for a wrapped service; as [`Cx::map_session`](crate::Cx::map_session) for an open
-    /// connection.
+    /// The same end with a part of the session, for a wrapped service; as
+    /// [`Cx::map_session`](crate::Cx::map_session) for an open connection.
     #[doc(alias = "project")]
     pub fn map_session<T>(&self, part: impl FnOnce(&'a S) -> &'a T) -> CloseCx<'a, T> {
         CloseCx {
@@ -80,7 +81,8 @@ impl<'a, S> CloseCx<'a, S> {
         Peer::of(self.outlet)
     }
 
-    /// The counts of the connection, if its service keeps [accounts](crate::Service::ACCOUNTS), or its [server](crate::Server::accounts) does.
+    /// The counts of the connection, if its service keeps [accounts](crate::Service::ACCOUNTS), or
+    /// its [server](crate::Server::accounts) does.
     pub fn account(&self) -> Option<Account> {
         self.account
     }

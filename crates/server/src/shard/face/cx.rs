@@ -25,15 +25,15 @@ use crate::shard::wakes::timers::{Sleep, Timeout};
 
 /// The connection of a call.
 ///
-/// Only [`ready`](Cx::ready), [`reserve`](Cx::reserve), [`sleep`](Cx::sleep) and [`timeout`](Cx::timeout) wait. Replies are queued, and all replies of a
-/// turn leave in one send.
+/// Only [`ready`](Cx::ready), [`reserve`](Cx::reserve), [`sleep`](Cx::sleep) and
+/// [`timeout`](Cx::timeout) wait. Replies are queued, and all replies of a turn leave in one send.
 ///
 /// # What a dropped call leaves
 ///
-/// A pending call is dropped when its connection ends: the peer is gone, a limit was exceeded, or the server stops. Replies
-/// that it had queued still leave, unless the connection was reset; later ones do not exist, and no frame is cut. A call that
-/// must finish something outside of its connection, such as writing a file, gives that to [`spawn`](Cx::spawn) and awaits the
-/// result.
+/// A pending call is dropped when its connection ends: the peer is gone, a limit was exceeded, or
+/// the server stops. Replies that it had queued still leave, unless the connection was reset; later
+/// ones do not exist, and no frame is cut. A call that must finish something outside of its
+/// connection, such as writing a file, gives that to [`spawn`](Cx::spawn) and awaits the result.
 pub struct Cx<'a, S> {
     head: &'a ConnHead,
     session: &'a S,
@@ -49,16 +49,18 @@ impl<'a, S: 'static> Cx<'a, S> {
         self.head
     }
 
-    /// Queues one reply, encoded by the service's framing. A [`Frame`](crate::Frame) of 4 KiB or more and owned bytes (`Bytes`,
-    /// `Vec<u8>`, `String`, `Arc<[u8]>`) of 32 KiB or more are kept until they are sent, without a copy. A payload that the
-    /// framing cannot express closes the connection ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
+    /// Queues one reply, encoded by the service's framing. A [`Frame`](crate::Frame) of 4 KiB or
+    /// more and owned bytes (`Bytes`, `Vec<u8>`, `String`, `Arc<[u8]>`) of 32 KiB or more are kept
+    /// until they are sent, without a copy. A payload that the framing cannot express closes the
+    /// connection ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
     #[inline(always)]
     pub fn reply<'p>(&self, payload: impl Into<Payload<'p>>) {
         self.head.reply(payload.into());
     }
 
-    /// Queues one reply whose payload `write` writes in place, where it is sent from. If `write` returns an error, nothing of
-    /// the frame is sent and the error is returned; the connection stays open.
+    /// Queues one reply whose payload `write` writes in place, where it is sent from. If `write`
+    /// returns an error, nothing of the frame is sent and the error is returned; the connection
+    /// stays open.
     ///
     /// ```
     /// use std::fmt;
@@ -76,19 +78,19 @@ impl<'a, S: 'static> Cx<'a, S> {
     /// }
     /// ```
     ///
-    /// A payload without a frame, such as one longer than its length prefix can say, closes the connection as in
-    /// [`reply`](Cx::reply), and nothing of it is sent. Once the connection takes no more replies, `write` is not called and
-    /// the result is `Ok`.
+    /// A payload without a frame, such as one longer than its length prefix can say, closes the
+    /// connection as in [`reply`](Cx::reply), and nothing of it is sent. Once the connection takes
+    /// no more replies, `write` is not called and the result is `Ok`.
     ///
     /// # Panics
-    /// If `write` panics, replies to this connection, or asks for its [`outbox_bytes`](Cx::outbox_bytes). The connection is
-    /// reset then.
+    /// If `write` panics, replies to this connection, or asks for its
+    /// [`outbox_bytes`](Cx::outbox_bytes). The connection is reset then.
     pub fn reply_with<R: WriteResult>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
         self.head.reply_with(write)
     }
 
-    /// Queues one reply whose payload comes in parts, as in `cx.reply_parts([head, body])`. Each part is copied or kept as in
-    /// [`reply`](Cx::reply).
+    /// Queues one reply whose payload comes in parts, as in `cx.reply_parts([head, body])`. Each
+    /// part is copied or kept as in [`reply`](Cx::reply).
     pub fn reply_parts<'p, P: Into<Payload<'p>>>(&self, parts: impl IntoIterator<Item = P>) {
         self.head.reply_parts(parts);
     }
@@ -112,8 +114,8 @@ impl<'a, S: 'static> Cx<'a, S> {
         self.head.write_with(write)
     }
 
-    /// Closes the connection after its queued replies. No further frame is handed over; if this call is still pending when the
-    /// replies have left, it is dropped.
+    /// Closes the connection after its queued replies. No further frame is handed over; if this
+    /// call is still pending when the replies have left, it is dropped.
     pub fn close(&self) {
         self.head.close();
     }
@@ -123,21 +125,22 @@ impl<'a, S: 'static> Cx<'a, S> {
         self.head.abort();
     }
 
-    /// How much the shard is asked for beside what it can do: a call may leave out what is expensive and not needed. Reads a
-    /// number that the watchdog sets, each 35 ms unless all shards are calm.
+    /// The demand on the shard in relation to its capacity: under load a call may leave out what is
+    /// expensive and not needed. Reads a number that the watchdog sets, each 35 ms unless all
+    /// shards are calm.
     pub fn load(&self) -> Load {
         self.shard.load()
     }
 
-    /// True once the connection was closed, reset, or ended otherwise. Another pending call may have closed it: a request
-    /// behind it is better not begun.
+    /// True once the connection was closed, reset, or ended otherwise. Another pending call may
+    /// have closed it: a request after it is better not begun.
     #[doc(alias = "is_ending")]
     pub fn is_closed(&self) -> bool {
         self.head.is_ending()
     }
 
-    /// Waits until the outbox is below its high mark; returns at once if it is. A handler that writes without end awaits this
-    /// between pieces, so that a slow peer slows it down.
+    /// Waits until the outbox is below its high mark; returns at once if it is. A handler that
+    /// writes without end awaits this between pieces, so that a slow peer slows it down.
     pub async fn ready(&self) {
         poll_fn(|task| {
             if self.is_ready() {
@@ -155,17 +158,21 @@ impl<'a, S: 'static> Cx<'a, S> {
         !self.head.is_full() || self.head.is_gone()
     }
 
-    /// Reserves memory for a large answer before it is built: at once where all connections of the shard hold less than three
-    /// quarters of [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) with it, else in a line, first
-    /// come, first served. Reserved bytes count as held by this connection until the result is dropped: queue the answer, then drop
-    /// it. An answer that is not reserved, and passes the limit, has those closed that hold most.
+    /// Reserves memory for a large answer before it is built: at once where all connections of the
+    /// shard hold less than three quarters of
+    /// [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) with it, else
+    /// in a line, first come, first served. Reserved bytes count as held by this connection until
+    /// the result is dropped: queue the answer, then drop it. An answer that is not reserved, and
+    /// passes the limit, has those closed that hold most.
     ///
-    /// Where the line lasts for 50 ms, connections are closed whose peers took nothing of a send for 2 s, the one that holds most
-    /// first, until all fits that waits. A peer that reads stays, and so does a connection that owes nothing.
+    /// If the line lasts for 50 ms, connections are closed whose peers took nothing of a send for 2
+    /// s, the one that holds most first, until every waiting reservation fits. A peer that reads
+    /// stays, and so does a connection that owes nothing.
     ///
     /// # Errors
-    /// [`NoMemoryLeft::UsedUp`](crate::limits::NoMemoryLeft::UsedUp) after 5 s, and at once where more is asked for than is ever
-    /// reserved, or the connection takes no more bytes. Answer with a short error then.
+    /// [`NoMemoryLeft::UsedUp`](crate::limits::NoMemoryLeft::UsedUp) after 5 s, and at once where
+    /// more is asked for than is ever reserved, or the connection takes no more bytes. Answer with
+    /// a short error then.
     ///
     /// ```
     /// use ringserve::{Cx, Frame, Service};
@@ -190,32 +197,36 @@ impl<'a, S: 'static> Cx<'a, S> {
     }
 
     /// Counts memory that is there already as held by this connection, of
-    /// [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max), until the result is dropped: what a service
-    /// keeps for a peer that reads slowly. It is counted whether it fits or not: above
-    /// the limit the connections that hold most are closed, which may be this one. For a connection that is gone nothing is counted.
+    /// [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max), until the
+    /// result is dropped: what a service keeps for a peer that reads slowly. It is counted whether
+    /// it fits or not: above the limit the connections that hold most are closed, which may be this
+    /// one. For a connection that is gone nothing is counted.
     pub fn hold_bytes(&self, bytes: usize) -> Reserved {
         Reserved::held(self.head, bytes)
     }
 
-    /// Keeps the replies that are queued by now, and those that follow, from leaving until the result is dropped, the last one of
-    /// several: then all of them leave in one send. They leave before that if what is queued comes to be more than 4 KiB, or if the
-    /// connection or its writing ends. Drop the result before [`ready`](Cx::ready) or [`reserve`](Cx::reserve) is awaited, which may
-    /// wait for these bytes to leave.
+    /// Keeps the replies that are queued by now, and those that follow, from leaving until the
+    /// result is dropped, the last one of several: then all of them leave in one send. They leave
+    /// before that if what is queued comes to be more than 4 KiB, or if the connection or its
+    /// writing ends. Drop the result before [`ready`](Cx::ready) or [`reserve`](Cx::reserve) is
+    /// awaited, which may wait for these bytes to leave.
     pub fn hold_replies(&self) -> HeldReplies<'a> {
         HeldReplies(self.head.hold_replies().then_some(self.head))
     }
 
-    /// The limits of the service. What [`set_limits`](Cx::set_limits) changed for this connection is not in them.
+    /// The limits of the service. What [`set_limits`](Cx::set_limits) changed for this connection
+    /// is not in them.
     pub fn limits(&self) -> &'a Limits {
         self.head.lane().limits()
     }
 
     /// Switches the rule that cuts this connection's bytes into frames: the state of its
-    /// [framing](crate::framing::TypedFraming), which the session [holds](AsFramingState). Frames that were handed over stay as
-    /// they are; every byte behind them is cut by the new rule, even if the former rule has seen it.
+    /// [framing](crate::framing::TypedFraming), which the session [holds](AsFramingState). Frames
+    /// that were handed over stay as they are; every byte after them is cut by the new rule, even
+    /// if the former rule has seen it.
     ///
-    /// With [`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max) above 1 the next frame may be cut as soon as
-    /// this call waits, so switch before the first `await`.
+    /// With [`Limits::calls_in_flight_max`](crate::Limits::calls_in_flight_max) above 1 the next
+    /// frame may be cut as soon as this call waits, so switch before the first `await`.
     #[doc(alias = "switch")]
     pub fn set_framing_state<T: Copy>(&self, state: T)
     where
@@ -231,9 +242,9 @@ impl<'a, S: 'static> Cx<'a, S> {
         self.session
     }
 
-    /// The same connection with a part of its session, for a wrapped service. Everything but [`session`](Cx::session) stays the
-    /// same. Copies three pointers; a pending call may keep the result. [`middleware`](crate::middleware#with-a-session) has an
-    /// example.
+    /// The same connection with a part of its session, for a wrapped service. Everything but
+    /// [`session`](Cx::session) stays the same. Copies three pointers; a pending call may keep the
+    /// result. [`middleware`](crate::middleware#with-a-session) has an example.
     #[inline]
     #[doc(alias = "project")]
     pub fn map_session<T: 'static>(&self, part: impl FnOnce(&'a S) -> &'a T) -> Cx<'a, T> {
@@ -245,13 +256,14 @@ impl<'a, S: 'static> Cx<'a, S> {
         Peer::of(self.head)
     }
 
-    /// Fields that the proxy sent about the peer beside its address, if the peer came through one and
-    /// [`ProxyProtocol::keep_tlvs`](crate::listen::ProxyProtocol::keep_tlvs) is on.
+    /// Fields that the proxy sent about the peer in addition to its address, if the peer came
+    /// through one and [`ProxyProtocol::keep_tlvs`](crate::listen::ProxyProtocol::keep_tlvs) is on.
     pub fn tlvs(&self) -> Option<Tlvs> {
         self.head.tlvs()
     }
 
-    /// Facts from the handshake of the connection's [transport](crate::transport), if they are a `T`.
+    /// Facts from the handshake of the connection's [transport](crate::transport), if they are a
+    /// `T`.
     #[doc(alias = "facts")]
     pub fn transport_info<T: 'static>(&self) -> Option<Rc<T>> {
         facts_as(self.head.transport_info()?)
@@ -272,19 +284,22 @@ impl<'a, S: 'static> Cx<'a, S> {
         self.head.outbox_bytes()
     }
 
-    /// Keeps the connection open after the peer's FIN, until [`close`](Cx::close). The service learns of the FIN by
-    /// [`Service::input_ended`](crate::Service::input_ended). For protocols in which a peer closes its half and goes on reading
-    /// after its last call. A drain waits for such a connection, up to
+    /// Keeps the connection open after the peer's FIN, until [`close`](Cx::close). The service
+    /// learns of the FIN by [`Service::input_ended`](crate::Service::input_ended). For protocols in
+    /// which a peer closes its half and goes on reading after its last call. A drain waits for such
+    /// a connection, up to
     /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout).
     pub fn hold_open(&self) {
         self.head.hold_open();
     }
 
-    /// Gives this connection limits that differ from its service's, until others are set: the keep-alive that a client asked
-    /// for, small frames before a login, a call that may take as long as its peer stays. A limit that is not set here keeps the
-    /// value of [`Limits`](crate::Limits), and a [deadline](ConnLimits::deadline) stays as it is. The new limits hold from the next
-    /// frame on, and for pending calls. They allocate some 150 bytes, which stay until the connection ends, and cost a few
-    /// instructions for each frame; a deadline alone does neither.
+    /// Gives this connection limits that differ from its service's, until others are set: the
+    /// keep-alive that a client asked for, small frames before a login, a call that may take as
+    /// long as its peer stays. A limit that is not set here keeps the value of
+    /// [`Limits`](crate::Limits), and a [deadline](ConnLimits::deadline) stays as it is. The new
+    /// limits hold from the next frame on, and for pending calls. They allocate some 150 bytes,
+    /// which stay until the connection ends, and cost a few instructions for each frame; a deadline
+    /// alone does neither.
     ///
     /// # Errors
     /// A value out of its range, or one that contradicts another limit. Nothing is changed then.
@@ -297,8 +312,8 @@ impl<'a, S: 'static> Cx<'a, S> {
         self.shard
     }
 
-    /// Runs a future on this shard, independent of this connection: it goes on when the connection ends, and its handles to the
-    /// connection say so. See [`Shard::spawn`].
+    /// Runs a future on this shard, independent of this connection: it goes on when the connection
+    /// ends, and its handles to the connection say so. See [`Shard::spawn`].
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
         self.shard.spawn(future)
     }
@@ -312,16 +327,18 @@ impl<'a, S: 'static> Cx<'a, S> {
         self.shard.spawn_named(name, future)
     }
 
-    /// Runs a future that ends with this connection: it is dropped after the connection ended and before
-    /// [`Service::close`](crate::Service::close). For subscriptions and pushes that serve this peer alone. A panic in it resets
-    /// the connection, as a panic in a call does.
+    /// Runs a future that ends with this connection: it is dropped after the connection ended and
+    /// before [`Service::close`](crate::Service::close). For subscriptions and pushes that serve
+    /// this peer alone. A panic in it resets the connection, as a panic in a call does.
     ///
-    /// A pending task keeps no connection open: an idle or drained one is closed, unless it is [held open](Cx::hold_open). No
-    /// time limit ends a task, and [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) does not count
+    /// A pending task keeps no connection open: an idle or drained one is closed, unless it is
+    /// [held open](Cx::hold_open). No time limit ends a task, and
+    /// [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) does not count
     /// it. A connection without tasks has no byte for them.
     ///
     /// # Errors
-    /// [`SpawnError::Full`] if the connection has [`Limits::connection_tasks_max`](crate::Limits::connection_tasks_max) tasks,
+    /// [`SpawnError::Full`] if the connection has
+    /// [`Limits::connection_tasks_max`](crate::Limits::connection_tasks_max) tasks,
     /// [`SpawnError::Gone`] if it is ending. The future is dropped then.
     pub fn spawn_on_connection<T: 'static>(
         &self,
@@ -330,13 +347,15 @@ impl<'a, S: 'static> Cx<'a, S> {
         self.shard.spawn_on(self.head, future)
     }
 
-    /// Sleeps for at least `time`; may overshoot by about 1 ms. Frames of this connection wait meanwhile, up to
-    /// [`Limits::inbox_bytes_high`](crate::Limits::inbox_bytes_high); other connections go on.
+    /// Sleeps for at least `time`; may overshoot by about 1 ms. Frames of this connection wait
+    /// meanwhile, up to [`Limits::inbox_bytes_high`](crate::Limits::inbox_bytes_high); other
+    /// connections go on.
     pub fn sleep(&self, time: Duration) -> Sleep {
         self.shard.sleep(time)
     }
 
-    /// Runs a future for at most `time`, then drops it. A future that does not wait costs no timer and no clock read.
+    /// Runs a future for at most `time`, then drops it. A future that does not wait costs no timer
+    /// and no clock read.
     ///
     /// # Errors
     /// [`Elapsed`](crate::time::Elapsed) if `time` was over first.
@@ -345,14 +364,14 @@ impl<'a, S: 'static> Cx<'a, S> {
         self.shard.timeout(time, future)
     }
 
-    /// A handle that pushes to this connection from any thread, and may be kept after the call. The first one of a connection
-    /// allocates.
+    /// A handle that pushes to this connection from any thread, and may be kept after the call. The
+    /// first one of a connection allocates.
     pub fn handle(&self) -> ConnHandle {
         ConnHandle::new(self.head, self.shard)
     }
 
-    /// A handle that pushes to this connection from its own shard. It costs nothing to make, and a push is a copy into the
-    /// outbox.
+    /// A handle that pushes to this connection from its own shard. It costs nothing to make, and a
+    /// push is a copy into the outbox.
     pub fn local_handle(&self) -> LocalHandle {
         LocalHandle::new(self.head, self.shard)
     }

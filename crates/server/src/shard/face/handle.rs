@@ -60,13 +60,13 @@ struct Inner {
     start: Start,
     draining: Flag,
     ends: Ends,
-    /// What its connections share, once there is a state machine.
+    /// State that its connections share, once there is a state machine.
     #[cfg(feature = "http")]
     core: OnceCell<Rc<ShardShared>>,
     upstreams: Requests,
     awaited: Awaited,
     pages: Rc<PageSources>,
-    /// One of each type.
+    /// Shared values, one of each type.
     shared: RefCell<Vec<Rc<dyn Any>>>,
 }
 
@@ -102,23 +102,24 @@ impl Shard {
         Shard { inner: Rc::new(inner), service: 0 }
     }
 
-    /// A handle of the service with this number, of at most [`SERVICES_MAX`](super::many::SERVICES_MAX).
+    /// A handle of the service with this number, of at most
+    /// [`SERVICES_MAX`](super::many::SERVICES_MAX).
     pub(crate) fn of_service(&self, service: usize) -> Shard {
         Shard { inner: self.inner.clone(), service: service as u8 }
     }
 
-    /// Which shard this is, from 0.
+    /// The number of this shard, from 0.
     pub fn index(&self) -> usize {
         self.inner.index
     }
 
-    /// How many shards the server has.
+    /// The number of the server's shards.
     pub fn count(&self) -> usize {
         self.inner.server.remotes().len()
     }
 
-    /// The server of this shard: its figures, and its end. In a factory it is there already; the figures begin once every shard
-    /// is ready.
+    /// The server of this shard: its figures, and its end. In a factory it is there already; the
+    /// figures begin once every shard is ready.
     ///
     /// ```
     /// # use ringserve::Shard;
@@ -130,12 +131,14 @@ impl Shard {
         &self.inner.server
     }
 
-    /// The value of type `T` that this shard keeps for all its services: `make` makes it where it is asked for first. So the
-    /// services of a shard share state without a lock, in whatever order their factories are called. Another shard has
-    /// another value; one of each type is kept until the end of the shard.
+    /// The value of type `T` that this shard keeps for all its services: `make` makes it at the
+    /// first request. So the services of a shard share state without a lock, in whatever order
+    /// their factories are called. Another shard has another value; one of each type is kept until
+    /// the end of the shard.
     ///
-    /// It is looked for among the values of other types, so a factory asks for it and a call does not. A value with closures
-    /// that need it too is asked for by [`shared_rc`](Shard::shared_rc).
+    /// It is searched for among the values of other types, so a factory should request it and a
+    /// call should not. A value that closures inside it need too is made by
+    /// [`shared_rc`](Shard::shared_rc).
     ///
     /// ```no_run
     /// use std::cell::Cell;
@@ -182,8 +185,8 @@ impl Shard {
         self.shared_rc(|| Rc::new(make()))
     }
 
-    /// As [`shared`](Shard::shared), for a value that closures inside it need as well: `make` gives the [`Rc`] that it made for
-    /// them.
+    /// As [`shared`](Shard::shared), for a value that closures inside it need as well: `make` gives
+    /// the [`Rc`] that it made for them.
     ///
     /// ```no_run
     /// use std::cell::Cell;
@@ -224,16 +227,18 @@ impl Shard {
         })
     }
 
-    /// Runs a future on this shard until it is done or the shard ends. It need not be `Send`, and can share
-    /// `Rc`s with the service. A panic in it ends it alone, and is logged.
+    /// Runs a future on this shard until it is done or the shard ends. It need not be `Send`, and
+    /// can share `Rc`s with the service. A panic in it ends it alone, and is logged.
     ///
-    /// The handle gives its output, and aborts it. Dropping the handle detaches the task, which goes on.
-    /// [`Cx::spawn_on_connection`](crate::Cx::spawn_on_connection) spawns one that ends with a connection.
+    /// The handle gives its output, and aborts it. Dropping the handle detaches the task, which
+    /// goes on. [`Cx::spawn_on_connection`](crate::Cx::spawn_on_connection) spawns one that ends
+    /// with a connection.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
         self.join(None, future)
     }
 
-    /// As [`spawn`](Shard::spawn), for a task that is called `name` in the line that is logged if it panics.
+    /// As [`spawn`](Shard::spawn), for a task that is called `name` in the line that is logged if
+    /// it panics.
     pub fn spawn_named<T: 'static>(
         &self,
         name: impl Into<Cow<'static, str>>,
@@ -271,23 +276,28 @@ impl Shard {
         JoinHandle::new(tasks.clone(), tasks.spawn_recorded(boxed(name, future)))
     }
 
-    /// Runs a function that blocks, such as a query of SQLite or the read of a file, on a thread beside the shards, and waits for
-    /// what it returns.
+    /// Runs a function that blocks, such as a query of SQLite or the read of a file, on a thread
+    /// apart from the shards, and waits for what it returns.
     ///
-    /// The threads belong to the server: at most [`ServerLimits::blocking_threads_max`](crate::limits::ServerLimits::blocking_threads_max) for all
-    /// shards together. None is started before it is needed, and one that was idle for 10 s ends. Functions beyond wait in a
-    /// queue of at most [`ServerLimits::blocking_queue_max`](crate::limits::ServerLimits::blocking_queue_max), first in, first out. A call costs two
-    /// allocations.
+    /// The threads belong to the server: at most
+    /// [`ServerLimits::blocking_threads_max`](crate::limits::ServerLimits::blocking_threads_max)
+    /// for all shards together. None is started before it is needed, and one that was idle for 10 s
+    /// ends. Functions beyond wait in a queue of at most
+    /// [`ServerLimits::blocking_queue_max`](crate::limits::ServerLimits::blocking_queue_max), first
+    /// in, first out. A call costs two allocations.
     ///
-    /// The function is handed over at once, also if the future is never awaited. Dropping the future, as a call does whose
-    /// connection ends, stops nothing: the function runs to its end, or waits for its turn, and what it returns is dropped on
-    /// its thread. At the end of the server functions that still wait are dropped, and those that run have 5 s; then their
+    /// The function is handed over at once, also if the future is never awaited. Dropping the
+    /// future, as a call does whose connection ends, stops nothing: the function runs to its end,
+    /// or waits for its turn, and what it returns is dropped on its thread. At the end of the
+    /// server functions that still wait are dropped, and those that run have 5 s; then their
     /// threads are left alone, which the log says.
     ///
-    /// Inside a runtime of tokio's ([`Server::runtime`](crate::Server::runtime)) the functions run on these threads too, where
-    /// nothing of tokio's is. `tokio::task::spawn_blocking` works there as well, with threads for each shard and no bound on what waits.
+    /// Inside a runtime of tokio's ([`Server::runtime`](crate::Server::runtime)) the functions run
+    /// on these threads too, where nothing of tokio's is. `tokio::task::spawn_blocking` works there
+    /// as well, with threads for each shard and no bound on what waits.
     ///
-    /// In a simulation the function runs on the test's thread, after a virtual time that the seed draws.
+    /// In a simulation the function runs on the test's thread, after a virtual time that the seed
+    /// draws.
     ///
     /// ```
     /// use ringserve::{Cx, Frame, Service};
@@ -308,7 +318,8 @@ impl Shard {
     /// ```
     ///
     /// # Errors
-    /// [`BlockingError`](crate::task::BlockingError): at once if the queue is full, and later if the function panicked.
+    /// [`BlockingError`](crate::task::BlockingError): at once if the queue is full, and later if
+    /// the function panicked.
     pub fn spawn_blocking<T: Send + 'static>(
         &self,
         function: impl FnOnce() -> T + Send + 'static,
@@ -316,14 +327,16 @@ impl Shard {
         submit(&**self.blocking(), function, None)
     }
 
-    /// Adds a source of work that no peer asks for and that is too much for a turn: messages for many connections, a scan, a
-    /// replica that catches up. Whenever it has something to do, [ask](Pages::ask) for a page: at the end of a turn, behind all
-    /// calls and tasks, `source` does as much as the page takes, and returns whether it has more to do. What it queues leaves
-    /// with that turn, and then the driver is asked for news. So a ping waits for at most one page of each turn.
+    /// Adds a source of work that no peer asks for and that is too much for a turn: messages for
+    /// many connections, a scan, a replica that catches up. Whenever it has something to do,
+    /// [ask](Pages::ask) for a page: at the end of a turn, after all calls and tasks, `source` does
+    /// as much as the page takes, and returns whether it has more to do. What it queues leaves with
+    /// that turn, and then the driver is polled. So a ping waits for at most one page of each turn.
     ///
-    /// The pages of a turn have 128 steps together, which sources share: first come, first served, each an equal share of what is
-    /// left. They have an eighth of that in a turn that brought as much as one may, and less after turns of more than 6 ms. A
-    /// source without work costs a turn nothing; each costs some 30 bytes and its closure until the end of the shard. A panic is
+    /// The pages of a turn have 128 steps together, which sources share: first come, first served,
+    /// each an equal share of what is left. They have an eighth of that in a turn that brought as
+    /// much as one may, and less after turns of more than 6 ms. A source without work costs a turn
+    /// nothing; each costs some 30 bytes and its closure until the end of the shard. A panic is
     /// logged, and the source is asked again when it asks.
     ///
     /// ```
@@ -359,11 +372,11 @@ impl Shard {
         &self.inner.upstreams
     }
 
-    /// The time now on the clock of this server's shards, which all of them share. It costs a look at the system's
-    /// clock, 20 ns or so.
+    /// The time now on the clock of this server's shards, which all of them share. It costs a look
+    /// at the system's clock, 20 ns or so.
     ///
-    /// A service that measures or expires by this clock runs in a simulation too, where time jumps; one that asks
-    /// [`std::time::Instant`] does not.
+    /// A service that measures or expires by this clock runs in a simulation too, where time jumps;
+    /// one that asks [`std::time::Instant`] does not.
     ///
     /// ```
     /// # use ringserve::{Shard, time::Time};
@@ -376,12 +389,13 @@ impl Shard {
         self.inner.timers.now()
     }
 
-    /// How much this shard is asked for beside what it can do.
+    /// The demand on this shard in relation to its capacity.
     pub fn load(&self) -> Load {
         self.inner.remote.load.get().load()
     }
 
-    /// The load, for the share of all questions that is to be shed now. Which of them were is [noted](Shard::note_shed).
+    /// The load, for the share of all questions that is to be shed now. Which of them were is
+    /// [noted](Shard::note_shed).
     #[inline]
     pub(crate) fn sheds(&self) -> Option<Load> {
         let now = self.inner.remote.load.get();
@@ -405,8 +419,8 @@ impl Shard {
         &self.inner.pace
     }
 
-    /// A random number, of which all 64 bits are as likely set as not. It costs some nanoseconds and no system call. Not for
-    /// keys and other secrets: who sees one number can tell the next.
+    /// A random number, of which all 64 bits are as likely set as not. It costs some nanoseconds
+    /// and no system call. Not for keys and other secrets: who sees one number can tell the next.
     ///
     /// Each shard has its own numbers. In a simulation the seed decides them.
     pub fn random(&self) -> u64 {
@@ -420,8 +434,8 @@ impl Shard {
 
     /// Ticks each `period`: the first time at once, then at whole periods after that.
     ///
-    /// Ticks that were missed are skipped, and do not move those behind them. A period below 1 ms counts as 1 ms: timers are
-    /// no finer.
+    /// Ticks that were missed are skipped, and do not move later ones. A period below 1 ms
+    /// counts as 1 ms: timers are no finer.
     ///
     /// ```
     /// # use ringserve::Shard;
@@ -440,8 +454,8 @@ impl Shard {
         self.inner.timers.interval(period)
     }
 
-    /// Runs a future for `time` at most, and drops it then. One that does not wait costs no timer and no look at the
-    /// clock.
+    /// Runs a future for `time` at most, and drops it then. One that does not wait costs no timer
+    /// and no look at the clock.
     ///
     /// # Errors
     /// [`Elapsed`](crate::time::Elapsed) if the time was over first.
@@ -450,10 +464,11 @@ impl Shard {
         Timeout::new(&self.inner.timers, time, future)
     }
 
-    /// Waits until all services of all shards are there, and peers are let in; at once if they are. For a task that a factory
-    /// spawns and that speaks to other shards: it runs as soon as the factories returned, while [futures](crate::starting()) of
-    /// theirs may still read files. What it asks through a [`Mesh`](crate::sync::Mesh) before is handled by a shard whose service
-    /// is not there.
+    /// Waits until all services of all shards are there, and peers are let in; at once if they are.
+    /// For a task that a factory spawns and that speaks to other shards: it runs as soon as the
+    /// factories returned, while [futures](crate::starting()) of theirs may still read files. What
+    /// it asks through a [`Mesh`](crate::sync::Mesh) before is handled by a shard whose service is
+    /// not there.
     ///
     /// ```no_run
     /// # use ringserve::{Cx, Frame, Server, Service, Shard, framing::Lines, starting, sync::Mesh};
@@ -495,36 +510,42 @@ impl Shard {
     /// A service's own future must not await this: it is one of those that are waited for.
     ///
     /// # Errors
-    /// [`NotStarted`](crate::sync::NotStarted) where a factory of another shard fails, or a future of one, and where the server is
-    /// told to stop before. The task is dropped then, as all are at the end of a shard.
+    /// [`NotStarted`](crate::sync::NotStarted) where a factory of another shard fails, or a future
+    /// of one, and where the server is stopped before. The task is dropped then, as all are at the
+    /// end of a shard.
     pub fn started(&self) -> Started {
         self.inner.start.wait()
     }
 
-    /// The start is over: the server serves, or ends. Wakes the tasks that waited for this, of which a waker may panic.
+    /// The start is over: the server serves, or ends. Wakes the tasks that waited for this, of
+    /// which a waker may panic.
     pub(crate) fn end_start(&self, is_there: bool) -> Result<(), Panicked> {
         self.inner.start.end(is_there)
     }
 
-    /// True once the server was told to shut down, also while it goes on as before for
-    /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay): what a readiness probe should answer by.
+    /// True from the order to shut down on, also while the server goes on as before for
+    /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay): the answer for a
+    /// readiness probe.
     pub fn is_draining(&self) -> bool {
         self.inner.draining.has_begun()
     }
 
-    /// Waits until the server is told to shut down; at once if it was already, also while it goes on as before for
-    /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay). For tasks that have to say
-    /// goodbye; a connection has [`Stream::draining`](crate::Stream::draining). A drain waits for what is owed, up to
+    /// Waits for the order to shut down; returns at once if it was given already, also while the
+    /// server goes on as before for
+    /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay). For tasks that have
+    /// to say goodbye; a connection has [`Stream::draining`](crate::Stream::draining). A drain
+    /// waits for what is owed, up to
     /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout).
     pub fn draining(&self) -> Draining {
         Draining::of(&self.inner.draining)
     }
 
-    /// Waits until no connection of the service with this [name](crate::listen::Endpoints::name) is left on any shard, in the
-    /// drain of the server: then none comes any more. For what has to outlive its clients, such as a stream of what they wrote to
-    /// a replica. Not before the server is told to shut down, and at the latest when
-    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) resets what is left. In a connection of that
-    /// service itself it waits until then.
+    /// Waits until no connection of the service with this [name](crate::listen::Endpoints::name) is
+    /// left on any shard, in the drain of the server: from then on it gets none. For tasks that
+    /// have to outlive its clients, such as a stream of what they wrote to a replica. It does not
+    /// return before the order to shut down, and returns at the latest when
+    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) resets what is
+    /// left. In a connection of that service itself it waits until then.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -566,14 +587,17 @@ impl Shard {
     /// ```
     ///
     /// # Errors
-    /// [`UnknownService`](crate::sync::UnknownService) if no service has this name, at once: in a factory it ends the start.
+    /// [`UnknownService`](crate::sync::UnknownService) if no service has this name, at once: in a
+    /// factory it ends the start.
     pub fn service_ended(&self, name: &str) -> Result<ServiceEnded, UnknownService> {
         self.inner.ends.wait(name)
     }
 
-    /// Waits until the connections of the service are ended by the drain of the server; at once if they are. That is after
-    /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay), in which they are served as before, and after the
-    /// [services](crate::listen::Endpoints::drains_after) that come first. For what serves connections, such as a pool to other servers.
+    /// Waits until the connections of the service are ended by the drain of the server; at once if
+    /// they are. That is after
+    /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay), in which they are
+    /// served as before, and after the [services](crate::listen::Endpoints::drains_after) that come
+    /// first. For what serves connections, such as a pool to other servers.
     pub fn stopping(&self) -> Draining {
         Draining::of(self.inner.ends.leaving(self.service.into()))
     }
@@ -583,7 +607,8 @@ impl Shard {
         self.inner.ends.leaving(self.service.into()).has_begun()
     }
 
-    /// When connections that end by themselves do so, once they are [told](Shard::stopping).
+    /// The moment at which connections that end by themselves do so, after the
+    /// [order](Shard::stopping).
     #[cfg(feature = "http")]
     pub(crate) fn moment(&self) -> Moment {
         self.inner.ends.moment()
@@ -600,8 +625,8 @@ impl Shard {
         self.inner.pages.begin(core);
     }
 
-    /// True if what peers sent and took while the shard was away may wait in the kernel: no limit on what they do is judged
-    /// meanwhile.
+    /// True if what peers sent and took while the shard was away may wait in the kernel: no limit
+    /// on what they do is judged meanwhile.
     #[cfg(feature = "http")]
     pub(crate) fn is_behind(&self) -> bool {
         self.inner.core.get().is_some_and(|core| core.is_behind())
@@ -632,7 +657,8 @@ impl Shard {
         self.inner.mailboxes.borrow_mut().push(mailbox);
     }
 
-    /// Has messages handled. True if there are more. If a handler panicked, there may be; the other mailboxes were read.
+    /// Has messages handled. True if there are more. If a handler panicked, there may be; the other
+    /// mailboxes were read.
     pub(crate) fn read_mailboxes(&self) -> Result<bool, Panicked> {
         let mut mailboxes = std::mem::take(&mut *self.inner.mailboxes.borrow_mut());
         let mut left = Ok(false);

@@ -1,4 +1,4 @@
-//! What programs write and hold on a shard: services, their contexts and handles.
+//! The types that programs write and hold on a shard: services, their contexts and handles.
 //!
 //! It uses all rooms of a shard but those that run it. `service.rs` is the place to begin.
 

@@ -8,7 +8,8 @@ use ringserve_core::{ConnHead, NoMemoryLeft, Reservation};
 
 use super::handle::Shard;
 
-/// How long a handler waits for memory: a peer that reads takes a large answer in less, and one that asks is still there.
+/// The longest wait of a handler for memory: a peer that reads takes a large answer in less, and
+/// one that asks is still there.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// No machine has as much: sums of it do not overflow.
@@ -35,7 +36,7 @@ impl Reserved {
         }
     }
 
-    /// How many bytes.
+    /// The number of reserved bytes.
     pub fn bytes(&self) -> usize {
         self.0.bytes()
     }

@@ -8,11 +8,13 @@
 //!      └──── woken ◀───────┘
 //! ```
 //!
-//! * An answer is not a message: its slot was taken when the question was asked, so no mailbox can be too full for it.
+//! * An answer is not a message: its slot was taken when the question was asked, so no mailbox can
+//!   be too full for it.
 //! * Several answers between two turns of the asker are one wake-up, one lock and one swap there.
-//! * A ticket names slot and serial. When an [`Ask`] is dropped its slot serves the next one, and the late answer is dropped
-//!   where it arrives.
-//! * A shard that ends says so to all askers, behind its answers. So each question ends, even if user code leaked it there.
+//! * A ticket names slot and serial. When an [`Ask`] is dropped its slot serves the next one, and
+//!   the late answer is dropped where it arrives.
+//! * A shard that ends says so to all askers, after its answers. So each question ends, even if
+//!   user code leaked it there.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -131,7 +133,7 @@ impl<A> Asker<A> {
         newsbox.news.push(news);
         let first = newsbox.news.len() == 1;
         drop(newsbox);
-        // The thread that brought the first news has told the shard, or is about to.
+        // The thread that brought the first news has called the shard, or is about to.
         if first {
             shard.announce_messages();
         }
@@ -320,7 +322,8 @@ impl<A> Slots<A> {
     }
 }
 
-/// Waits for the answer of another shard: [`Mesh::ask`](crate::sync::Mesh::ask). It may be moved to another thread.
+/// Waits for the answer of another shard: [`Mesh::ask`](crate::sync::Mesh::ask). It may be moved to
+/// another thread.
 ///
 /// Its drop gives up the answer: the message is handled all the same.
 ///
@@ -422,8 +425,9 @@ impl<A> fmt::Debug for AskAll<A> {
 
 /// The way back of a question, from the shard that handles it or from any other thread.
 ///
-/// The answer may come at any time. A reply that is dropped without an answer ends the question with [`AskError::Unanswered`].
-/// A message without a question has a reply too, whose answer goes nowhere.
+/// The answer may come at any time. A reply that is dropped without an answer ends the question
+/// with [`AskError::Unanswered`]. A message without a question has a reply too, whose answer goes
+/// nowhere.
 pub struct Reply<A> {
     /// Each shard has a copy, so that no other shard writes its count of references.
     askers: Arc<[Arc<Asker<A>>]>,
@@ -467,10 +471,11 @@ pub enum AskError {
     Full,
     /// The shard had ended, or no shard has that number. The question was not handled.
     Gone,
-    /// The shard dropped the question or the reply, panicked, or ended; or the asking shard ended. The question may have been
-    /// handled.
+    /// The shard dropped the question or the reply, panicked, or ended; or the asking shard ended.
+    /// The question may have been handled.
     Unanswered,
-    /// There was no memory for a large answer, which was asked for by a scatter. The question was not handled.
+    /// There was no memory for a large answer, which was asked for by a scatter. The question was
+    /// not handled.
     NoMemory,
 }
 

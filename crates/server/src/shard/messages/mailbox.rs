@@ -1,4 +1,5 @@
-//! The mailbox of a shard: letters that wait to be handled, and behind them those whose senders wait for room.
+//! The mailbox of a shard: letters that wait to be handled, and after them those whose senders
+//! wait for room.
 //!
 //! ```text
 //!                room                            taken in a turn
@@ -7,8 +8,8 @@
 //!       no room└▶ waiting ──┘ as letters are taken, in order, a batch at a time; then the sender is woken
 //! ```
 //!
-//! While a letter waits for room no other one overtakes it, so letters of one sender keep their order. A waiting letter belongs
-//! to its sender: dropping the [`SendFuture`] takes it back.
+//! While a letter waits for room no other one overtakes it, so letters of one sender keep their
+//! order. A waiting letter belongs to its sender: dropping the [`SendFuture`] takes it back.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -21,7 +22,8 @@ use ringserve_base::guard::discard;
 use super::asks::Ticket;
 use crate::shard::wakes::inbox::RemoteShard;
 
-/// Letters that get room at once: they are moved under the lock, in 20 µs or so, and each wakes a sender.
+/// Letters that get room at once: they are moved under the lock, in 20 µs or so, and each wakes a
+/// sender.
 const ADMITTED_AT_ONCE: usize = 256;
 
 /// A message on its way.
@@ -105,13 +107,14 @@ impl<M> Mailbox<M> {
         inside.letters.push_back(letter);
         let first = inside.letters.len() == 1;
         drop(inside);
-        // The sender of the first one has told the shard, or is about to.
+        // The sender of the first one has called the shard, or is about to.
         if first {
             self.remote.announce_messages();
         }
     }
 
-    /// On the shard: takes all letters that wait to be handled, and lets the next ones in, whose senders are added to `woken`.
+    /// On the shard: takes all letters that wait to be handled, and lets the next ones in, whose
+    /// senders are added to `woken`.
     pub(crate) fn take(&self, taken: &mut VecDeque<Letter<M>>, woken: &mut Vec<Waker>) {
         debug_assert!(taken.is_empty(), "what was taken before is handled first");
         let mut inside = self.inside();
@@ -142,8 +145,8 @@ impl<M> Inside<M> {
     }
 }
 
-/// Waits until a message has room in the mailbox of its shard: [`Mesh::send`](crate::sync::Mesh::send). It may be moved to
-/// another thread.
+/// Waits until a message has room in the mailbox of its shard:
+/// [`Mesh::send`](crate::sync::Mesh::send). It may be moved to another thread.
 ///
 /// Dropping it takes the message back, unless it had room already.
 ///

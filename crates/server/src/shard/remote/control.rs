@@ -1,4 +1,5 @@
-//! A server as its shards know it: their inboxes, and what all of them share. What programs ask of it is in `server/control.rs`.
+//! A server as its shards know it: their inboxes, and what all of them share. What programs ask of
+//! it is in `server/control.rs`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,8 +18,9 @@ use crate::stats::upstream_figures::{UpstreamFigures, UpstreamSource, bounded};
 use crate::watch::accept_queue::AcceptQueues;
 use crate::watch::board::Watch;
 
-/// Watches a server and shuts it down, from any thread, shards included ([`Shard::server`](crate::Shard::server)). Clones
-/// control the same server; a drop does nothing to it.
+/// Watches a server and shuts it down, from any thread, shards included
+/// ([`Shard::server`](crate::Shard::server)). Clones control the same server; a drop does nothing
+/// to it.
 #[derive(Clone)]
 pub struct ServerControl {
     remotes: Arc<[Arc<RemoteShard>]>,
@@ -137,7 +139,8 @@ impl ServerControl {
         ServerControl { upstreams, ..self }
     }
 
-    /// The figures of the [groups of other servers](crate::Server::upstream), in the order in which the server was given them.
+    /// The figures of the [groups of other servers](crate::Server::upstream), in the order in which
+    /// the server was given them.
     pub fn upstreams(&self) -> Vec<UpstreamFigures> {
         bounded(self.upstreams.iter().map(|upstream| upstream.figures()))
     }
@@ -155,7 +158,7 @@ impl ServerControl {
         &self.key_rates
     }
 
-    /// How fast all listeners together accept, if that is limited.
+    /// The rate at which all listeners together accept, if it is limited.
     pub(crate) fn rate(&self) -> Option<&Arc<AcceptRate>> {
         self.rate.as_ref()
     }
@@ -172,7 +175,8 @@ impl ServerControl {
         &self.limiters
     }
 
-    /// Newcomers had to wait, and come back at once: the rate of all listeners rises as after a start.
+    /// Newcomers had to wait, and come back at once: the rate of all listeners rises as after a
+    /// start.
     pub(crate) fn starts_slowly(&self, now: Time) {
         if let Some(rate) = &self.rate {
             rate.begin_again(now);
@@ -226,7 +230,7 @@ impl ServerControl {
         &self.accept_queues
     }
 
-    /// True once the server was told to shut down or to stop, also while it goes on as before for
+    /// True from the order to shut down or to stop on, also while the server goes on as before for
     /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay).
     pub fn is_draining(&self) -> bool {
         self.remotes.iter().any(|remote| remote.last_command() != Command::Serve)

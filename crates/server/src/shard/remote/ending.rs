@@ -1,4 +1,4 @@
-//! The end of a server that was told to stop, as a thread sees it that no shard can block.
+//! The end of a server after the order to stop, as a thread sees it that no shard can block.
 //!
 //! ```text
 //!  the order ── drain_delay ─┬─ 1 s ──▶ listeners of blocked shards are shut down
@@ -20,16 +20,18 @@ use crate::shard::wakes::inbox::RemoteShard;
 use crate::watch::board::Watch;
 use crate::watch::state::State;
 
-/// A shard that took no order for this long is blocked: newcomers are refused that would wait in its queue.
+/// The time after which a shard that took no order is blocked: new connections that would wait in
+/// its queue are refused.
 const BLOCKED: Duration = Duration::from_secs(1);
 
-/// Time for what a drain does behind its limit: a shard gives up after 5 s what its driver does not end.
+/// Time for the end of a drain after its limit: after 5 s a shard gives up what its driver does not
+/// end.
 const GIVES_UP: Duration = Duration::from_secs(10);
 
-/// The same behind an abort.
+/// The same after an abort.
 pub(crate) const ABORTS: Duration = Duration::from_secs(15);
 
-/// How far a server is with its end.
+/// The progress of a server's end.
 pub(crate) struct Ending {
     remotes: Arc<[Arc<RemoteShard>]>,
     watch: Arc<Watch>,
@@ -47,16 +49,17 @@ struct Progress {
     /// Shards that ended.
     ended: usize,
     order: Option<Order>,
-    /// When the process ends if a shard took no order to abort.
+    /// The time at which the process ends if a shard took no order to abort.
     exits: Option<Deadline>,
-    /// The server is not served any more.
+    /// The server is no longer served.
     is_over: bool,
 }
 
-/// What follows from the order to stop.
+/// The consequences of the order to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Order {
-    /// Listeners are shut down, what blocks is told, and the server is given up.
+    /// The times at which listeners are shut down, blocking work is reported, and the server is
+    /// given up.
     steps: [Deadline; 3],
 }
 
@@ -67,7 +70,7 @@ impl Ending {
         Ending { remotes, watch, clock, state, changed, listeners, drain_delay, drain_timeout }
     }
 
-    /// With these limits and listeners, by shard.
+    /// The ending with these limits and listeners, by shard.
     pub(crate) fn of(self, limits: &ServerLimits, sockets: &[Vec<Listener>]) -> Ending {
         let of_shard = |sockets: &Vec<Listener>| sockets.iter().map(ListenerEnd::of).collect();
         let listeners = sockets.iter().map(of_shard).collect();
@@ -84,14 +87,14 @@ impl Ending {
         self.changed.notify_all();
     }
 
-    /// The server was told to drain.
+    /// Notes the order to drain.
     pub(crate) fn drains(&self) {
         let (delay, drained) = (self.drain_delay, self.drain_delay + self.drain_timeout);
         let steps = [delay + BLOCKED, drained, drained + GIVES_UP].map(Deadline::within);
         self.change(|state| _ = state.order.get_or_insert(Order { steps }));
     }
 
-    /// The server was told to abort.
+    /// Notes the order to abort.
     pub(crate) fn aborts(&self) {
         let mut steps = [BLOCKED, BLOCKED, ABORTS].map(Deadline::within);
         self.change(|state| {
@@ -102,22 +105,22 @@ impl Ending {
         });
     }
 
-    /// From an abort on the process does not wait for a shard that is blocked.
+    /// Starts the time after an abort at whose end the process no longer waits for a blocked shard.
     pub(crate) fn exits(&self) {
         self.change(|state| _ = state.exits.get_or_insert(Deadline::within(BLOCKED)));
     }
 
-    /// A shard ended.
+    /// Counts a shard that ended.
     pub(crate) fn shard_ended(&self) {
         self.change(|state| state.ended += 1);
     }
 
-    /// The server is not served any more.
+    /// Notes that the server is no longer served.
     pub(crate) fn is_over(&self) {
         self.change(|state| state.is_over = true);
     }
 
-    /// Waits until that many shards ended, with the steps above. False if they are given up.
+    /// Waits until that many shards ended, and takes the steps above. False if they are given up.
     pub(crate) fn wait(&self, shards: usize) -> bool {
         let (mut state, mut step) = (self.state(), 0);
         loop {
@@ -144,7 +147,8 @@ impl Ending {
         }
     }
 
-    /// Waits until the server is not served any more, or is to be ended with its process: true for that.
+    /// Waits until the server is no longer served, or has to be ended with its process: true for
+    /// the latter.
     pub(crate) fn outlasts(&self) -> bool {
         let mut state = self.state();
         loop {
@@ -170,7 +174,7 @@ impl Ending {
         }
     }
 
-    /// Shards that took no order for some time.
+    /// The shards that took no order for some time.
     fn blocked(&self) -> impl Iterator<Item = usize> {
         let now = self.clock.now();
         let is_blocked = move |remote: &RemoteShard| match remote.state() {
@@ -189,7 +193,7 @@ impl Ending {
         }
     }
 
-    /// Names what blocks each shard.
+    /// Logs what blocks each shard.
     fn tell(&self) {
         let stalls = self.watch.stalls(self.clock.now());
         for shard in self.blocked() {

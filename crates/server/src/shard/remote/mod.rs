@@ -1,4 +1,4 @@
-//! What other threads hold of the shards of a server, beside their inboxes.
+//! The state that other threads hold of a server's shards, in addition to their inboxes.
 //!
 //! It uses `wakes`. `control.rs` is the place to begin.
 

@@ -1,5 +1,5 @@
-//! A shard whose services are not all there yet, or those of others: its loop goes round, with timers, tasks, messages and
-//! upstreams, and accepts nothing.
+//! A shard whose services are not all there yet, or those of others: its loop goes round, with
+//! timers, tasks, messages and upstreams, and accepts nothing.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -30,7 +30,8 @@ pub(crate) struct Beginning<D: Driver, V> {
     start: ShardStart,
 }
 
-/// Ends the start if what makes the services panics: the task that waits for them would only be gone.
+/// Ends the start if what makes the services panics: the task that waits for them would only be
+/// gone.
 struct FailsInPanic(ShardStart);
 
 impl Drop for FailsInPanic {
@@ -41,7 +42,7 @@ impl Drop for FailsInPanic {
     }
 }
 
-/// How a shard ended: what it did, or its driver's `errno`.
+/// The end of a shard: its counts, or its driver's `errno`.
 pub(crate) type End = Result<ShardStats, i32>;
 
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
@@ -97,7 +98,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
         if self.shard.is_done() {
             return Some(Ok(self.shard.ended()));
         }
-        // Asked behind the turn, which may have taken the call that says so, and before the shard falls asleep.
+        // Asked after the turn, which may have taken the call that says so, and before the shard
+        // falls asleep.
         let wait = if self.serves() { Wait::No } else { self.shard.wait() };
         self.shard.drive(wait, completions).err().map(Err)
     }

@@ -20,9 +20,9 @@ use crate::shard::wakes::inbox::Command;
 use crate::shard::wakes::wake::Attention;
 use crate::stats::StalledWork;
 
-/// How often a turn polls those who were woken, by others of the same turn as a rule: one task hands its result to
-/// another, which sends it. Four, since HTTP/2 with a task for each request needs two, and a task that wakes itself without
-/// end must not keep the shard from its sockets.
+/// The number of times that a turn polls tasks that others of the same turn woke: one task hands
+/// its result to another, which sends it. Four, since HTTP/2 with a task for each request needs
+/// two, and a task that wakes itself without end must not keep the shard from its sockets.
 const WAKE_ROUNDS: usize = 4;
 
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
@@ -63,12 +63,13 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
         self.common.shard.tasks().run_new();
     }
 
-    /// Carries out what was asked for since the turn began, by its own code as a rule: so pushes leave with the replies of their
-    /// turn, and lead to no other one. What is asked for meanwhile is left for the next turn.
+    /// Carries out requests made since the turn began, by the shard's own code as a rule: so pushes
+    /// leave with the replies of their turn, and cause no other turn. Requests made meanwhile are
+    /// left for the next turn.
     #[cold]
     #[inline(never)]
     fn attend_late(&mut self, core: &mut Core) {
-        // Behind those that the turn had no room for at its beginning.
+        // After those that the turn had no room for at its beginning.
         self.parts.remote.take_letters(&mut self.parts.delivery.letters);
         if !self.parts.delivery.letters.is_empty() {
             self.read_letters(core, Part::End);
@@ -102,7 +103,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
         if !self.common.keeps_accounts {
             return;
         }
-        // Not handed on as it is: what leaves by a call must lie in memory, and is copied for each completion.
+        // Not handed on as it is: what leaves by a call must lie in memory, and is copied for each
+        // completion.
         match completion {
             Completion::Received { id, lease } => count_received(core, *id, lease.len()),
             Completion::Filled { id, bytes, .. } => count_received(core, *id, *bytes),
@@ -113,7 +115,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Lane<LogObserver> for ShardLa
 
     #[inline]
     fn begin(&mut self, core: &mut Core) {
-        // First: from here on a watchdog sees that the shard does not wait any more.
+        // First: from here on a watchdog sees that the shard no longer waits.
         self.parts.called = self.parts.remote.begin_turn(&mut self.parts.delivery);
         if self.parts.called.has(Attention::WATCHED)
             && let Some(alarm) = self.parts.remote.alarm()

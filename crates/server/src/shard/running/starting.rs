@@ -1,5 +1,5 @@
-//! The start of a server, from the first shard's thread to the last service: the progress of each shard's factories, the
-//! futures that the start waits for, and the events that end the wait.
+//! The start of a server, from the first shard's thread to the last service: the progress of each
+//! shard's factories, the futures that the start waits for, and the events that end the wait.
 //!
 //! ```text
 //!            the factories of all          the services of all
@@ -71,7 +71,8 @@ struct State {
     is_new: bool,
 }
 
-/// The progress of the start. Shards are held back at first, so that the first future finds every factory done.
+/// The progress of the start. Shards are held back at first, so that the first future finds every
+/// factory done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Gate {
     /// Factories are being called.
@@ -119,7 +120,8 @@ pub(crate) struct Interrupter {
 /// The next step of the start.
 #[derive(Debug)]
 pub(crate) enum StartState {
-    /// All services are there. True if shards waited for that in their loops, from which they are to be woken.
+    /// All services are there. True if shards waited for that in their loops, from which they are
+    /// to be woken.
     Ready(bool),
     /// The start failed.
     Failed(Error),
@@ -130,7 +132,8 @@ pub(crate) enum StartState {
 /// The failure of a start.
 pub(crate) struct Ended {
     pub(crate) error: Error,
-    /// By shard: true if its thread ends after the order to. A factory that blocks may never return.
+    /// By shard: true if its thread ends after the order to. A factory that blocks may never
+    /// return.
     pub(crate) heard: Vec<bool>,
     /// The program's own future panicked.
     pub(crate) panic: Option<Box<dyn Any + Send>>,
@@ -199,7 +202,8 @@ impl Starting {
         StartState::Waits(next)
     }
 
-    /// The start failed, and every shard was told to end: shards that are held back go on to do so.
+    /// Releases the shards that are held back after a failed start: every shard has the order to
+    /// end.
     pub(crate) fn give_up(&self) {
         self.shared.set_gate(&mut self.shared.state(), Gate::Open);
     }
@@ -210,8 +214,8 @@ impl Starting {
         self.terms.as_ref().map_or_else(String::new, |terms| terms.waits_for(&self.shared.state()))
     }
 
-    /// Waits until every shard is ready; polls `until` meanwhile, once only futures are pending. True if shards wait in their
-    /// loops, from which they are to be woken.
+    /// Waits until every shard is ready; polls `until` meanwhile, once only futures are pending.
+    /// True if shards wait in their loops, from which they are to be woken.
     ///
     /// # Errors
     /// The error of the first shard that fails, [`Error::StartTimeout`], or [`Error::Interrupted`].
@@ -249,8 +253,8 @@ impl Starting {
 }
 
 impl Terms {
-    /// Each pending service with its shard; of a shard that still calls factories, the one that is being called. As long as a
-    /// shard calls factories, the futures of others are held back.
+    /// Each pending service with its shard; of a shard that still calls factories, the one that is
+    /// being called. As long as a shard calls factories, the futures of others are held back.
     fn waiting<'a>(&'a self, state: &'a State) -> impl Iterator<Item = (usize, Option<&'a String>)> {
         state.shards.iter().enumerate().flat_map(|(shard, progress)| {
             let not_made = match progress.stage {

@@ -23,8 +23,8 @@ use crate::stats::ShardStats;
 
 /// A shard of a simulated server, whatever its service.
 pub(crate) trait Stepped {
-    /// One round of its loop, and the end of the shard if that was the last one: what it did, or its driver's `errno`. `Err`
-    /// if its loop panicked.
+    /// One round of its loop, and the end of the shard if that was the last one: what it did, or
+    /// its driver's `errno`. `Err` if its loop panicked.
     fn step(&mut self) -> Option<thread::Result<Result<ShardStats, i32>>>;
 
     /// The ring below it.
@@ -57,7 +57,7 @@ pub(crate) struct SteppedShard<V: Services> {
 
 type Driver = Uring<SimKernel>;
 
-/// How far it is.
+/// The progress of a shard.
 pub(crate) enum Stage<V: Services> {
     /// Its services are not there yet, or those of others.
     Begins(Beginning<Driver, V>),

@@ -33,7 +33,7 @@ use crate::socket_options::asks::SocketQueries;
 use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
 use crate::telling::{LaneSet, Told};
 
-/// Without a watchdog, a shard asks this often whether there is one.
+/// The interval at which a shard without a watchdog checks whether there is one.
 const UNWATCHED: Duration = Duration::from_secs(1);
 
 impl<D: Driver> ShardLoop<D, ()> {
@@ -44,7 +44,7 @@ impl<D: Driver> ShardLoop<D, ()> {
 }
 
 impl<D: Driver, V> ShardLoop<D, V> {
-    /// Tells the tasks that wait for the end of the start.
+    /// Wakes the tasks that wait for the end of the start.
     pub(crate) fn starts(mut self) -> Self {
         if let Err(panicked) = self.lane.common.shard.end_start(true) {
             self.lane.common.report_panic("waker", None, &panicked);
@@ -73,7 +73,7 @@ impl<D: Driver, V: Services> ShardLoop<D, V> {
 }
 
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
-    /// Serves until it is told to stop and every connection is gone.
+    /// Serves until the order to stop was given and every connection is gone.
     ///
     /// # Errors
     /// The `errno` of a driver that broke.
@@ -81,7 +81,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         self.run_on(Vec::new())
     }
 
-    /// The same, for one whose driver brought something already.
+    /// The same, with completions that the driver brought already.
     pub(crate) fn run_on(mut self, mut completions: Vec<Completion>) -> Result<ShardStats, i32> {
         loop {
             if let Some(end) = self.round(&mut completions) {
@@ -90,7 +90,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         }
     }
 
-    /// One round of the loop: a turn, then the driver's turn, which waits for completions for the next one.
+    /// One round of the loop: a turn, then the driver's turn, which waits for completions for the
+    /// next one.
     #[inline]
     pub(crate) fn round(&mut self, completions: &mut Vec<Completion>) -> Option<Result<ShardStats, i32>> {
         self.lane.common.now = self.lane.common.shard.timers().now();
@@ -115,7 +116,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         turned
     }
 
-    /// The driver broke: no completion comes any more. The service hears of the end of each connection.
+    /// Ends every connection, which its service is informed of, after the driver broke: no
+    /// completion comes after that.
     pub(crate) fn broken(&mut self) {
         self.core.abort_all();
         self.core.dispatch(&mut self.lane);
@@ -154,7 +156,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         self.core.is_done()
     }
 
-    /// How long the driver may wait. From here on a wake-up reaches it there.
+    /// The time for which the driver may wait. From here on a wake-up reaches it there.
     #[inline]
     pub(crate) fn wait(&mut self) -> Wait {
         let ShardLoop { core, lane } = self;
@@ -180,8 +182,9 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         if next == Time::NEVER { Wait::Forever } else { Wait::For(next - lane.common.now) }
     }
 
-    /// Gives the CPU away if nothing came, since the shard talks with others and what it sends has left. A shard on the same CPU
-    /// answers meanwhile, or asks more, and neither has to be woken.
+    /// Yields the CPU if nothing came, since the shard exchanges messages with others and
+    /// everything it sends has left. A shard on the same CPU answers meanwhile, or asks more, and
+    /// neither has to be woken.
     #[cold]
     #[inline(never)]
     fn give_way(&mut self, nothing_came: bool) {
@@ -244,7 +247,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         }
     }
 
-    /// Publishes figures if that is due, and reports if that is asked for. Figures that this turn made old are published later.
+    /// Publishes figures if that is due, and reports if that is asked for. Figures that this turn
+    /// made old are published later.
     #[cold]
     #[inline(never)]
     fn tell(&mut self) {
@@ -294,7 +298,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
 }
 
 impl<D: Driver, V> ShardLane<D, V> {
-    /// Puts the watchdog's next look off, which is for shards that do not go on.
+    /// Postpones the watchdog's next check, which is for shards that do not go on.
     #[cold]
     #[inline(never)]
     fn puts_look_off(&mut self) {
@@ -306,8 +310,8 @@ impl<D: Driver, V> ShardLane<D, V> {
         self.common.meter.put_off(next.unwrap_or(now + UNWATCHED));
     }
 
-    /// Decides what a turn sheds, by what the one before did. `brings_all` is false if the next one goes on with what it has no room
-    /// for.
+    /// Decides what a turn sheds, by the turn before. `brings_all` is false if the next turn goes
+    /// on with what this one has no room for.
     #[cold]
     fn pace_turn(&mut self, brings_all: bool) {
         let Common { shard, meter, load, has_shed, now, .. } = &mut self.common;
@@ -353,7 +357,7 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
             reports_panics(&shard),
         ),
     );
-    // The driver has no slots beside those of accepted connections.
+    // The driver has slots for accepted connections alone.
     let upstreams = add_upstreams(&mut core, &limits, 0);
     let services = ServiceLane::new(&shard, service, framing, None, calls::<S, ()>, TaskNumbers::ALONE);
     let common = Common::new(shard, names, Proxies::default(), LaneSet::default());
@@ -361,8 +365,8 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
     ShardLoop::new(core, common, parts).serving(services).run()
 }
 
-/// True if a shard that asked others something, or read messages, takes one more turn before it sleeps: not if it is alone, or
-/// hosted by a runtime, whose tasks would wait too.
+/// True if a shard that asked others something, or read messages, takes one more turn before it
+/// sleeps: not if it is alone, or hosted by a runtime, whose tasks would wait too.
 #[cold]
 #[inline(never)]
 fn gives_way<D: Driver, V>(lane: &mut ShardLane<D, V>) -> bool {

@@ -1,4 +1,5 @@
-//! When a shard gives its CPU away before it sleeps: while it talks with others, unless that takes long.
+//! When a shard gives its CPU away before it sleeps: while it talks with others, unless that takes
+//! long.
 
 use std::time::Duration;
 
@@ -13,14 +14,15 @@ const REST: Duration = Duration::from_millis(100);
 /// Whether the CPU is given away.
 #[derive(Debug, Default)]
 pub(crate) struct YieldPolicy {
-    /// It is, behind this turn, if nothing came.
+    /// Yields after this turn if no completion arrived.
     pub(crate) is_given: bool,
     /// It is kept until then.
     kept_until: Time,
 }
 
 impl YieldPolicy {
-    /// A shard that talks with others takes one more turn before it sleeps, unless the CPU is kept now. True if so.
+    /// A shard that talks with others takes one more turn before it sleeps, unless the CPU is kept
+    /// now. True if so.
     pub(crate) fn gives(&mut self, now: Time) -> bool {
         self.is_given = now >= self.kept_until;
         self.is_given

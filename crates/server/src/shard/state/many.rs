@@ -1,7 +1,7 @@
 //! Several services on one shard.
 //!
-//! Each is the lane of its number. A connection's batch of frames costs one indirect call; the frames in it cost none. What a waker is
-//! told is a task's number with that of its service above it:
+//! Each is the lane of its number. A connection's batch of frames costs one indirect call; the
+//! frames in it cost none. A waker has a task's number with that of its service above it:
 //!
 //! ```text
 //!   31       30        29          28 .. 24   23 .. 0
@@ -16,7 +16,8 @@ use super::shard_loop::Common;
 use crate::log::LogObserver;
 use crate::shard::Core;
 
-/// Bits of a task's number: as many calls of a service may wait on a shard as it may have connections.
+/// Bits of a task's number: as many calls of a service may wait on a shard as it may have
+/// connections.
 const TASK_BITS: u32 = ConnId::SLOT_BITS;
 
 /// The bits of a service's number.
@@ -30,7 +31,7 @@ pub(crate) struct Many {
     services: Box<[Box<dyn Services>]>,
 }
 
-/// How the calls of one service are numbered for wakers.
+/// The numbers of one service's calls for wakers.
 #[derive(Clone, Copy)]
 pub(crate) struct TaskNumbers {
     /// Set in each.

@@ -1,4 +1,5 @@
-//! What a shard notes of its turns for those who watch it, and when it publishes its figures.
+//! Measurements of a shard's turns for those who watch it, and the times at which it publishes its
+//! figures.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,16 +16,16 @@ use crate::shard::wakes::timers::Timers;
 use crate::snapshot::Snapshot;
 use crate::watch::accept_queue::AcceptQueues;
 
-/// Figures are published at the end of a turn, and no more often than this: a publication is a hundred stores and more, and
-/// readers look each few seconds.
+/// The shortest time between publications of figures, which happen at the end of a turn: a
+/// publication is a hundred stores and more, and readers look each few seconds.
 const PUBLISHED_EVERY: Duration = Duration::from_millis(100);
 
-/// One of this many turns that end in a wait is timed and stands for all of them: only that takes a look at the clock beside the one
-/// with which each turn begins.
+/// One of this many turns that end in a wait is timed and stands for all of them: only that takes a
+/// clock read in addition to the one with which each turn begins.
 #[cfg(feature = "metrics")]
 const TIMED_ONE_IN: u32 = 64;
 
-/// A shard's own.
+/// The meter of one shard.
 pub(crate) struct Meter {
     pub(crate) snapshot: Arc<Snapshot>,
     publish_at: Time,
@@ -33,7 +34,7 @@ pub(crate) struct Meter {
     timing: Timing,
 }
 
-/// How the lengths of turns come to be known.
+/// Measurement of the lengths of turns.
 #[cfg(feature = "metrics")]
 struct Timing {
     /// The next turn follows the last one without a wait.
@@ -52,7 +53,7 @@ impl Meter {
         }
     }
 
-    /// A turn begins, behind one that was so much of a whole one.
+    /// Begins a turn, after one that was so much of a whole one.
     #[inline]
     pub(crate) fn begin_turn(&mut self, now: Time, last: u32) {
         #[cfg(feature = "metrics")]
@@ -63,35 +64,35 @@ impl Meter {
         self.snapshot.begin_turn(now, last);
     }
 
-    /// From when on a turn that begins puts the watchdog's next look off.
+    /// The time from which on a turn that begins postpones the watchdog's next check.
     #[inline]
     pub(crate) fn put_off_at(&self) -> Time {
         self.put_off_at
     }
 
-    /// The look is put off, and then again.
+    /// Notes that the check was postponed. A turn from `again` on postpones it once more.
     pub(crate) fn put_off(&mut self, again: Time) {
         self.put_off_at = again;
     }
 
-    /// How long ago the turn before began; nothing if there was none.
+    /// The time since the turn before began; zero if there was none.
     pub(crate) fn since_turn(&self, now: Time) -> Duration {
         self.snapshot.last_turn().map_or(Duration::ZERO, |began| now - began)
     }
 
-    /// The turn is over.
+    /// Ends a turn.
     #[inline]
     pub(crate) fn end_turn(&mut self) {
         self.snapshot.end_turn();
     }
 
-    /// Figures were published in the turn that began then.
+    /// Notes that figures were published in the turn that began at `now`.
     pub(crate) fn published(&mut self, now: Time) {
         self.publish_at = now + PUBLISHED_EVERY;
     }
 
-    /// When figures are to be published again, if something happens. If nothing else does, a shard wakes for it: one that slept for
-    /// longer would leave out its last ones.
+    /// The time at which figures are to be published again, if something happens. If nothing else
+    /// does, a shard wakes for it: one that slept for longer would leave out its last ones.
     pub(crate) fn publish_at(&self) -> Time {
         self.publish_at
     }
@@ -100,54 +101,54 @@ impl Meter {
 /// The lengths of turns and calls, for those who read them.
 #[cfg(feature = "metrics")]
 impl Meter {
-    /// A call of this service waits.
+    /// Counts a call of this service that waits.
     pub(crate) fn call_waits(&self, service: usize) {
         if let Some(calls) = self.snapshot.calls.get(service) {
             calls.begins();
         }
     }
 
-    /// A call that waited is over, which began in a turn then.
+    /// Counts the end of a call that waited, and that began in a turn at `began`.
     pub(crate) fn call_ended(&self, service: usize, now: Time, began: Time) {
         let Some(calls) = self.snapshot.calls.get(service) else { return };
         calls.waited.add(nanos(began, now), 1);
         calls.end(1);
     }
 
-    /// Calls that waited are dropped, since their connection ended.
+    /// Counts calls that waited and were dropped, since their connection ended.
     pub(crate) fn calls_dropped(&self, service: usize, count: usize) {
         if let Some(calls) = self.snapshot.calls.get(service) {
             calls.end(count as u64);
         }
     }
 
-    /// A call returned an error.
+    /// Counts a call that returned an error.
     pub(crate) fn call_failed(&self, service: usize) {
         if let Some(calls) = self.snapshot.calls.get(service) {
             add(&calls.failed, 1);
         }
     }
 
-    /// A call panicked.
+    /// Counts a call that panicked.
     pub(crate) fn call_panicked(&self, service: usize) {
         if let Some(calls) = self.snapshot.calls.get(service) {
             add(&calls.panicked, 1);
         }
     }
 
-    /// The next turn begins as soon as this one is over.
+    /// Notes that the next turn begins as soon as this one is over.
     #[inline]
     pub(crate) fn goes_on(&mut self) {
         self.timing.goes_on = true;
     }
 
-    /// What comes between this turn and the next one is no part of it.
+    /// Excludes the time between this turn and the next one from the length of this one.
     #[cfg(feature = "runtime-tokio")]
     pub(crate) fn pauses(&mut self) {
         self.timing.goes_on = false;
     }
 
-    /// The shard waits now.
+    /// Notes that the shard waits now.
     #[inline]
     pub(crate) fn waits(&mut self, clock: &Timers) {
         self.timing.until_timed -= 1;
@@ -162,7 +163,7 @@ impl Meter {
         self.count_turn(clock.now(), TIMED_ONE_IN.into());
     }
 
-    /// The turn was over then, and stands for `count`.
+    /// Counts a turn that was over at `over`, as `count` turns.
     fn count_turn(&self, over: Time, count: u64) {
         if let Some(began) = self.snapshot.last_turn() {
             self.snapshot.turns.add(nanos(began, over), count);
@@ -176,17 +177,17 @@ fn nanos(from: Time, to: Time) -> u64 {
     to.as_nanos() - from.as_nanos()
 }
 
-/// What a shard's log knows of packets that its listeners lost.
+/// Lost packets of a shard's listeners that its log has reported.
 #[derive(Default)]
 pub(crate) struct LossLog {
-    /// By listener.
+    /// Packets, by listener.
     lost: Vec<u64>,
     lines: LineLimit,
 }
 
 impl LossLog {
-    /// Writes a line for each listener of the shard that lost packets since the last look: as far as the shard knows it, which
-    /// waits for no thread that looks at the same time.
+    /// Writes a line for each listener of the shard that lost packets since the last look: as far
+    /// as the shard knows it, which waits for no thread that looks at the same time.
     pub(crate) fn look(&mut self, shard: usize, queues: &AcceptQueues, listeners: &[Address], now: Time) {
         for queue in queues.glance_at_those_of(shard) {
             let (Some(lost), Some(listener)) = (queue.lost, listeners.get(queue.listener)) else { continue };

@@ -1,4 +1,4 @@
-//! What a working shard consists of.
+//! The parts of a working shard.
 //!
 //! It uses `face`, `tasks`, `remote` and `wakes`. `shard_loop.rs` is the place to begin.
 

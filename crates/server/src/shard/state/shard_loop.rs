@@ -36,8 +36,8 @@ pub(crate) struct ShardLoop<D: Driver, V> {
     pub(crate) lane: ShardLane<D, V>,
 }
 
-/// What a turn of the shard does: what concerns a service or the upstreams it gives to those, and carries the letters of
-/// other threads out.
+/// The handler of a turn's events: it passes those of a service or of the upstreams on to them, and
+/// carries out the letters of other threads.
 pub(crate) struct ShardLane<D: Driver, V> {
     /// Dropped first.
     pub(crate) parts: LaneParts<D>,
@@ -45,14 +45,15 @@ pub(crate) struct ShardLane<D: Driver, V> {
     pub(crate) services: V,
 }
 
-/// What a shard has for itself.
+/// The state that a shard has for itself.
 pub(crate) struct LaneParts<D: Driver> {
     /// Dropped first.
     _end: End,
     pub(crate) driver: D,
     pub(crate) remote: Arc<RemoteShard>,
     pub(crate) others: Option<Peers>,
-    /// By listener: whether all shards accept from its one queue, as from a Unix socket and from one that was adopted.
+    /// By listener: whether all shards accept from its one queue, as from a Unix socket and from
+    /// one that was adopted.
     pub(crate) one_queue: Box<[bool]>,
     pub(crate) asks: SocketQueries,
     /// The lane of the connections that the shard makes.
@@ -70,7 +71,7 @@ pub(crate) struct Common {
     pub(crate) shard: Shard,
     /// When the turn began.
     pub(crate) now: Time,
-    /// What the shard was asked for when the turn began.
+    /// The demand on the shard when the turn began.
     pub(crate) load: LoadNow,
     /// Frames may have been shed in the turn before.
     pub(crate) has_shed: bool,

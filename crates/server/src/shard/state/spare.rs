@@ -1,4 +1,5 @@
-//! When a shard gives memory back: once it is quiet, and needs less than half of what it needed since the last time.
+//! The return of a shard's memory: once it is quiet, and needs less than half of what it needed
+//! since the last time.
 //!
 //! ```text
 //!   grown ──▶ less is needed ──▶ a pause later: quiet? ──▶ ring ──▶ chunks, a few in a turn ──▶ heap
@@ -6,15 +7,15 @@
 //!                   └───────────────────┘
 //! ```
 //!
-//! A steady load never pays: while much is moved nothing is given back, and where the memory is needed again soon the pause
-//! doubles.
+//! A steady load never pays: while much is moved nothing is given back, and where the memory is
+//! needed again soon the pause doubles.
 
 use std::time::Duration;
 
 use ringserve_core::{GivesBack, Time};
 
-/// How long less must have been needed, at first and at most. Short enough for what looks after a storm, long beside the
-/// milliseconds that giving back takes.
+/// The time for which less must have been needed, at first and at most. Short enough for those who
+/// look after a storm, long compared with the milliseconds that the return takes.
 const PAUSE: Duration = Duration::from_secs(2);
 const PAUSE_MAX: Duration = Duration::from_secs(64);
 
@@ -26,7 +27,8 @@ const CONNECTIONS: usize = 256;
 const HELD_BYTES: usize = 1 << 20;
 const BUFFERS: usize = ringserve_buf::CHUNK_BUFFERS;
 
-/// How often the ring's buffers are asked for again while receives are armed that cannot be stopped.
+/// The number of times that the ring's buffers are requested again while receives are armed that
+/// cannot be stopped.
 const TRIES: u32 = 5;
 
 /// The present needs of a shard.
@@ -50,20 +52,21 @@ pub(crate) enum Step {
     Chunks,
 }
 
-/// What a shard needed, and how far it is with giving back what it needs no more.
+/// The needs of a shard, and its progress in giving back what it no longer needs.
 pub(crate) struct Spare {
     /// The most since memory was given back.
     most: InUse,
     /// Idle buffers that stayed then.
     stayed: usize,
-    /// When it is looked whether the shard is quiet, and what it had moved when that was set.
+    /// The time of the next check whether the shard is quiet, and what it had moved when that was
+    /// set.
     look_at: Time,
     moved: u64,
     pause: Duration,
     /// When memory was given back last.
     last: Time,
     step: Step,
-    /// A look is set, or memory is given back.
+    /// A check is set, or memory is being given back.
     active: bool,
     /// Sizes at the last note.
     sizes: usize,
@@ -94,7 +97,8 @@ impl Spare {
         }
     }
 
-    /// In each turn: true if there is something to [note](Spare::note) or to do. `megabytes` are those held.
+    /// In each turn: true if there is something to [note](Spare::note) or to do. `megabytes` are
+    /// those held.
     #[inline]
     pub(crate) fn is_concerned(&self, connections: usize, buffers: usize, megabytes: usize) -> bool {
         self.attends || sizes(connections, buffers, megabytes) != self.sizes
@@ -113,7 +117,7 @@ impl Spare {
         self.attends = self.active || grown || needs.buffers > self.stayed;
     }
 
-    /// Has the look be a pause later.
+    /// Postpones the check by a pause.
     pub(crate) fn check_later(&mut self, now: Time, moved: u64) {
         (self.look_at, self.moved, self.active) = (now + self.pause, moved, true);
     }
@@ -124,7 +128,7 @@ impl Spare {
             || needs.idle_buffers > self.stayed
     }
 
-    /// True if a look is set, or memory is given back.
+    /// True if a check is set, or memory is being given back.
     #[inline]
     pub(crate) fn is_active(&self) -> bool {
         self.active

@@ -1,4 +1,4 @@
-//! A shard's connections to upstreams: a lane of its state machine, beside that of the service.
+//! A shard's connections to upstreams: a lane of its state machine, apart from that of the service.
 //!
 //! ```text
 //!   Shard::connect ──▶ Requests ──▶ core.connect ──▶ Op::Connect
@@ -8,8 +8,8 @@
 //!      └─ reads: as with an accepted stream, the task that reads is polled in the completion
 //! ```
 //!
-//! They have separate limits and counters, and share everything else: slots, timers, the bound on a turn's work and on what
-//! is held.
+//! They have separate limits and counters, and share everything else: slots, timers, the bound on a
+//! turn's work and on what is held.
 
 use std::collections::HashMap;
 use std::io;
@@ -29,7 +29,8 @@ use crate::shard::tasks::session::Session;
 use crate::shard::wakes::inbox::TaskWaker;
 use crate::stats::UpstreamStats;
 
-/// Set in the number of a woken task if it says that an upstream's bytes were read. The rest is the connection's slot.
+/// Set in the number of a woken task if it says that an upstream's bytes were read. The rest is the
+/// connection's slot.
 pub(crate) const UPSTREAM: u32 = 1 << 30;
 
 /// Adds the lane, for at most `max` connections. `limits` are those of accepted ones.
@@ -172,7 +173,8 @@ impl UpstreamLane {
         Some(id)
     }
 
-    /// Has the reader read. Its waker is user code: if that panics, the reader is not woken, and the connection ends.
+    /// Runs the reader. Its waker is user code: if that panics, the reader is not woken, and the
+    /// connection ends.
     fn run_reader(&mut self, core: &mut Core, id: ConnId, session: &Session) -> bool {
         let tasks = self.shard.tasks();
         let woken = guard(|| session.run_reader(tasks)).is_ok();

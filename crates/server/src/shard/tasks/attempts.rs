@@ -11,7 +11,8 @@ use ringserve_core::{Address, ConnId, ConnShared, Transport};
 
 use super::session::Session;
 
-/// Requests of a shard's code to upstreams, until the shard carries them out at the end of the turn.
+/// Requests of a shard's code to upstreams, until the shard carries them out at the end of the
+/// turn.
 #[derive(Default)]
 pub(crate) struct Requests {
     asked: RefCell<Vec<Rc<Attempt>>>,
@@ -28,7 +29,7 @@ impl Requests {
         self.given_up.borrow_mut().push(id);
     }
 
-    /// How long resolving a name and connecting to its addresses may take together.
+    /// The time that resolving a name and connecting to its addresses may take together.
     pub(crate) fn connect_timeout(&self) -> Option<Duration> {
         self.connect_timeout.get()
     }
@@ -50,7 +51,7 @@ pub(crate) struct Attempt {
     transport: Option<Rc<dyn Transport>>,
 }
 
-/// How far it came.
+/// The progress of an attempt.
 #[derive(Default)]
 pub(crate) enum Progress {
     Asked(Address),
@@ -71,7 +72,7 @@ impl Attempt {
         self.transport.clone()
     }
 
-    /// The shard begins: where to, unless no future waits any more.
+    /// Takes the address as the shard begins the attempt. `None` if no future waits for it.
     pub(crate) fn address(&self) -> Option<Address> {
         match self.progress.take() {
             Progress::Asked(address) => Some(address),
@@ -89,7 +90,8 @@ impl Attempt {
     pub(crate) fn done(&self, result: io::Result<ConnShared<Session>>) {
         self.progress.set(Progress::Done(result));
         if let Some(waker) = self.waker.take() {
-            // If it panics, the task that waits is not woken; its stream is closed when it is dropped.
+            // If it panics, the task that waits is not woken; its stream is closed when it is
+            // dropped.
             let _ = wake(waker);
         }
     }

@@ -1,4 +1,4 @@
-//! How far the drain is with each service of a server, as a shard knows it.
+//! The progress of the drain of each service of a server, as a shard knows it.
 //!
 //! ```text
 //!   each shard     its part of a service has ended ──▶ a bit of its word, which all shards read
@@ -51,7 +51,7 @@ impl Ends {
         self.after.get(service).copied().unwrap_or_default()
     }
 
-    /// When connections that end by themselves do so, once they are told.
+    /// The moment at which connections that end by themselves do so, after the order.
     #[cfg(feature = "http")]
     pub(crate) fn moment(&self) -> Moment {
         self.moment.get()
@@ -62,14 +62,15 @@ impl Ends {
         &self.services[service].leaving
     }
 
-    /// The connections of a service have their moments from now on. Wakes the tasks that waited for it, of which a waker may
-    /// panic.
+    /// The connections of a service have their moments from now on. Wakes the tasks that waited for
+    /// it, of which a waker may panic.
     pub(crate) fn leaves(&self, service: usize, moment: Moment) -> Result<(), Panicked> {
         self.moment.set(moment);
         self.services[service].leaving.begin()
     }
 
-    /// Takes in which services ended on all shards, as bits. Wakes the tasks that waited for it, of which a waker may panic.
+    /// Takes in which services ended on all shards, as bits. Wakes the tasks that waited for it, of
+    /// which a waker may panic.
     pub(crate) fn ended(&self, all: u32) -> Result<(), Panicked> {
         let is_new = |(service, end): &(usize, &End)| all >> service & 1 == 1 && !end.over.has_begun();
         let mut woken = Ok(());
@@ -87,7 +88,8 @@ impl Ends {
     }
 }
 
-/// Waits until no connection of a service is left. See [`Shard::service_ended`](crate::Shard::service_ended).
+/// Waits until no connection of a service is left. See
+/// [`Shard::service_ended`](crate::Shard::service_ended).
 #[must_use = "a future does nothing until it is awaited"]
 pub struct ServiceEnded(Begun);
 

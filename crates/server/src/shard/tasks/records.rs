@@ -1,4 +1,4 @@
-//! Records of tasks for their handles and connections, beside the slots in which the tasks run.
+//! Records of tasks for their handles and connections, apart from the slots in which the tasks run.
 
 use std::task::Waker;
 
@@ -9,7 +9,7 @@ use super::task::Boxed;
 /// No record.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// How a task ended.
+/// The end of a task.
 pub(crate) enum Outcome {
     /// Its output is in it.
     Done(Boxed),
@@ -37,7 +37,8 @@ struct Record {
     owner: Option<ConnId>,
 }
 
-/// Records of tasks, by number. A number is used again once the task ended and its handle was dropped.
+/// Records of tasks, by number. A number is used again once the task ended and its handle was
+/// dropped.
 #[derive(Default)]
 pub(crate) struct Records {
     all: Vec<Record>,
@@ -75,7 +76,8 @@ impl Records {
         self.all.get(number as usize)?.owner
     }
 
-    /// A task ended. What awaits its handle is to be woken; an outcome that no handle asks for comes back.
+    /// A task ended. What awaits its handle is to be woken; an outcome that no handle asks for
+    /// comes back.
     pub(crate) fn end(&mut self, number: u32, outcome: Outcome) -> Left {
         let Some(record) = self.all.get_mut(number as usize) else {
             return Left { outcome: Some(outcome), ..Left::default() };
@@ -104,7 +106,7 @@ impl Records {
         self.all[number as usize].outcome.is_some()
     }
 
-    /// How a task ended, for its handle. `None` while it runs.
+    /// Takes the end of a task, for its handle. `None` while it runs.
     pub(crate) fn take(&mut self, number: u32) -> Option<Outcome> {
         let outcome = &mut self.all[number as usize].outcome;
         outcome.is_some().then(|| outcome.replace(Outcome::Taken)).flatten()

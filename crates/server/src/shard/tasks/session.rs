@@ -9,8 +9,9 @@ use ringserve_core::CloseReason;
 
 use super::spawned::{LocalTasks, TaskId};
 
-/// A lease that is kept beyond the turn pins its buffer. One of at least this many bytes which are at least this part
-/// of its buffer may; the rest of others is copied. As for replies, which are lent or copied by the same rule.
+/// A lease that is kept beyond the turn pins its buffer. One of at least this many bytes which are
+/// at least this part of its buffer may; the rest of others is copied. As for replies, which are
+/// lent or copied by the same rule.
 const KEPT_BYTES_MIN: usize = 4096;
 const KEPT_SHARE_MIN: usize = 4;
 
@@ -19,15 +20,17 @@ const KEPT_SHARE_MIN: usize = 4;
 pub struct Session {
     /// The last received bytes, unread.
     unread: Cell<Lease>,
-    /// The reader, if it is a task of the shard with nothing in between: it is polled without a waker.
+    /// The reader, if it is a task of the shard with nothing in between: it is polled without a
+    /// waker.
     reader_task: Cell<Option<TaskId>>,
-    /// The waker of a reader that is no task of the shard. Kept after it was woken, since it is mostly the same one again.
+    /// The waker of a reader that is no task of the shard. Kept after it was woken, since the next
+    /// one is usually the same.
     reader: RefCell<Option<Waker>>,
     /// True while the reader waits.
     reader_waits: Cell<bool>,
     /// The peer sent its last byte.
     input_ended: Cell<bool>,
-    /// It was cut off there: its transport tells an end, and had told none.
+    /// It was cut off there: its transport reports an end, and had reported none.
     is_cut_off: Cell<bool>,
     /// The call that waits until everything is read.
     call: Cell<Option<Waker>>,
@@ -189,7 +192,7 @@ impl Session {
         drop(self.call.take());
     }
 
-    /// Has the reader read, if it waits: here and now if it is a task of the shard, as it mostly is.
+    /// Runs the reader, if it waits: here and now if it is a task of the shard, as it usually is.
     pub(crate) fn run_reader(&self, tasks: &LocalTasks) {
         if !self.reader_waits.replace(false) {
             return;

@@ -19,8 +19,8 @@ pub(crate) struct Start {
 }
 
 impl Start {
-    /// It is over: all services of all shards are there, or the server ends without them. Only the first word counts. Wakes the
-    /// tasks that waited, of which a waker may panic.
+    /// It is over: all services of all shards are there, or the server ends without them. Only the
+    /// first word counts. Wakes the tasks that waited, of which a waker may panic.
     pub(crate) fn end(&self, is_there: bool) -> Result<(), Panicked> {
         if self.over.has_begun() {
             return Ok(());
@@ -56,8 +56,8 @@ impl fmt::Debug for Started {
     }
 }
 
-/// The server does not come to serve: a factory failed, or it was told to stop first. What [started](crate::Server::start) it has
-/// the reason.
+/// The error of a start that was given up: a factory failed, or the server was stopped first. The
+/// result of [start](crate::Server::start) has the reason.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct NotStarted(());
 

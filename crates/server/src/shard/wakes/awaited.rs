@@ -1,7 +1,7 @@
 //! Waits for a shard's connections, of tasks anywhere: for room in an outbox, or for the end.
 //!
-//! A handle leaves a letter for the shard, and the shard keeps it here. So a connection that nothing awaits has no byte for
-//! it, and what a turn does to connections takes no lock.
+//! A handle leaves a letter for the shard, and the shard keeps it here. So a connection that
+//! nothing awaits has no byte for it, and what a turn does to connections takes no lock.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -34,7 +34,8 @@ struct Waiting {
     closed: Notices,
 }
 
-/// The waiters for room, as a waker. Its lock is taken where a task begins to wait, and once there is room.
+/// The waiters for room, as a waker. Its lock is taken where a task begins to wait, and once there
+/// is room.
 #[derive(Default)]
 struct Room(Mutex<Notices>);
 
@@ -46,7 +47,8 @@ impl Wake for Room {
 }
 
 impl Awaited {
-    /// Keeps `notify` until that has happened to a connection. It is given at once if there is none of that name any more.
+    /// Keeps `notify` until that has happened to a connection. It is given at once if no connection
+    /// of that name is left.
     pub(crate) fn wait(&self, outlet: Option<&Outlet>, until: Until, notify: Notify) {
         let Some(outlet) = outlet else { return };
         if until == Until::Ready && (outlet.is_gone() || !outlet.is_full()) {

@@ -34,12 +34,12 @@ thread_local! {
     static THIS_SHARD: Cell<Option<ThisShard>> = const { Cell::new(None) };
 }
 
-/// This thread is a shard's from now on.
+/// Makes this thread a shard's from now on.
 pub(crate) fn enter_shard(index: usize, remote: &Arc<RemoteShard>) {
     THIS_SHARD.set(Some((index, Arc::as_ptr(remote))));
 }
 
-/// This thread is no shard's any more.
+/// Makes this thread no shard's again.
 #[cfg(feature = "testing")]
 pub(crate) fn leave_shard() {
     THIS_SHARD.set(None);
@@ -48,13 +48,14 @@ pub(crate) fn leave_shard() {
 /// The shard that this thread is, of any server: it must not be blocked.
 #[inline]
 pub(crate) fn this_shard() -> Option<ThisShard> {
-    // Not there any more in a destructor of another thread-local, which no shard runs in its turns.
+    // Gone in a destructor of another thread-local, which no shard runs in its turns.
     THIS_SHARD.try_with(Cell::get).unwrap_or(None)
 }
 
-/// Called when a shard ends.
+/// An observer that is called when a shard ends.
 pub(crate) trait OnEnd: Send + Sync {
-    /// The shard ended, or will never run. On its thread, where user code may still follow.
+    /// Called after the shard ended, or if it will never run. On its thread, where user code may
+    /// still follow.
     fn shard_ended(&self);
 }
 
@@ -86,7 +87,8 @@ pub(crate) enum Letter {
 }
 
 impl Letter {
-    /// Bytes that a push counts as on its way: the entry too, so that empty pushes are bounded as well.
+    /// Bytes that a push counts as on its way: the entry too, so that empty pushes are bounded as
+    /// well.
     pub(crate) fn bytes_of(payload: &Bytes) -> usize {
         payload.len() + size_of::<Letter>()
     }
@@ -109,20 +111,22 @@ pub(crate) struct RemoteShard {
     /// Wakes the shard instead of its driver, where that does not block.
     #[cfg(feature = "runtime-tokio")]
     host: Mutex<Option<Waker>>,
-    /// Hears of each call, on the thread that makes it: a simulation, in which one thread makes them all.
+    /// An observer of each call, on the thread that makes it: a simulation, in which one thread
+    /// makes them all.
     #[cfg(feature = "testing")]
     on_call: OnceLock<OnCall>,
     reports: Mutex<Reports>,
     reported: Condvar,
     /// Set when the shard is made.
     snapshot: OnceLock<Arc<Snapshot>>,
-    /// The system's number of the shard's thread; 0 before its start and after its end, and in a simulation.
+    /// The system's number of the shard's thread; 0 before its start and after its end, and in a
+    /// simulation.
     thread: AtomicU32,
-    /// Where the kernel counts the thread's times, from the first question for them on.
+    /// The file in which the kernel counts the thread's times, from the first question for them on.
     times: OnceLock<File>,
-    /// How much it is asked for, as the watchdog sees it.
+    /// The demand on it, as the watchdog sees it.
     pub(crate) load: SharedLoad,
-    /// It asked shards something, which was not forgotten.
+    /// The shard asked others something, which was not forgotten.
     has_asked: AtomicBool,
     /// It runs inside a runtime, whose tasks run between its turns.
     is_hosted: AtomicBool,
@@ -130,7 +134,8 @@ pub(crate) struct RemoteShard {
     watch: OnceLock<Arc<Watch>>,
     /// `None` once the shard ended.
     on_end: Mutex<Option<Vec<Arc<dyn OnEnd>>>>,
-    /// The services as bits that have no connection left on it, in a drain; all of them once it ended.
+    /// The services as bits that have no connection left on it, in a drain; all of them once it
+    /// ended.
     ended_services: AtomicU32,
 }
 
@@ -169,7 +174,7 @@ impl RemoteShard {
         })
     }
 
-    /// From now on this one hears of each call.
+    /// Sets the observer of each call.
     #[cfg(feature = "testing")]
     pub(crate) fn set_on_call(&self, on_call: OnCall) {
         let _ = self.on_call.set(on_call);
@@ -179,24 +184,25 @@ impl RemoteShard {
         let _ = self.driver.set(waker);
     }
 
-    /// Tells the shard something, unless it was told more already.
+    /// Gives the shard an order, unless it has a stronger one already.
     pub(crate) fn command(&self, command: Command) {
         self.command.fetch_max(command as u8, Ordering::SeqCst);
         self.call(Attention::COMMAND);
     }
 
-    /// Has the shard take a turn, since another one has news.
+    /// Makes the shard take a turn, since another one has news.
     pub(crate) fn look_again(&self) {
         self.call(Attention::COMMAND);
     }
 
-    /// On the shard: these services have no connection left here, and will have none. True if that is new.
+    /// Notes, on the shard, that these services have no connection left here, and will have none.
+    /// True if that is new.
     pub(crate) fn services_end(&self, services: u32) -> bool {
         let before = self.ended_services.fetch_or(services, Ordering::SeqCst);
         before | services != before
     }
 
-    /// The services that have none.
+    /// The services that have no connection left here.
     pub(crate) fn ended_services(&self) -> u32 {
         self.ended_services.load(Ordering::SeqCst)
     }
@@ -209,17 +215,19 @@ impl RemoteShard {
         }
     }
 
-    /// On the shard: where it publishes its figures, which are those of services with these names.
+    /// The place, on the shard, where it publishes its figures, which are those of services with
+    /// these names.
     pub(crate) fn publishes(&self, names: &ServiceNames) -> &Arc<Snapshot> {
         self.snapshot.get_or_init(|| Arc::new(Snapshot::new(names.clone())))
     }
 
-    /// What the shard published last, if it was made. One that ended may have said more.
+    /// The figures that the shard published last, if it was made. A shard that ended may have made
+    /// a later report.
     pub(crate) fn snapshot(&self) -> Option<&Snapshot> {
         self.snapshot.get().map(|snapshot| &**snapshot)
     }
 
-    /// On the shard's thread, as it begins: its number; and 0 as it ends.
+    /// Sets, on the shard's thread, its number as it begins, and 0 as it ends.
     pub(crate) fn set_thread(&self, thread: u32) {
         self.thread.store(thread, Ordering::Relaxed);
     }
@@ -229,9 +237,9 @@ impl RemoteShard {
         Some(self.thread.load(Ordering::Relaxed)).filter(|thread| *thread != 0)
     }
 
-    /// What the shard is at: whether it waits, and when its turn began.
+    /// The state of the shard: whether it waits, and when its turn began.
     pub(crate) fn state(&self) -> State {
-        // Before the turn: one that is seen to be awake stored its turn before.
+        // Read before the turn: a shard that is seen awake stored its turn before.
         let sleep = self.inbox.sleep();
         let Some(last) = self.snapshot().and_then(Snapshot::last_turn) else {
             return State::Waits(Time::ZERO);
@@ -248,7 +256,7 @@ impl RemoteShard {
         matches!(self.state(), State::Turn(began) if now - began >= time)
     }
 
-    /// From now on this watchdog is woken.
+    /// Sets the watchdog that is woken from now on.
     pub(crate) fn set_watch(&self, watch: &Arc<Watch>) {
         let _ = self.watch.set(watch.clone());
     }
@@ -258,7 +266,8 @@ impl RemoteShard {
         let thread = self.thread()?;
         let file = match self.times.get() {
             Some(file) => file,
-            // One that cannot be opened now may be later, as when the process has descriptors again.
+            // One that cannot be opened now may be later, as when the process has descriptors
+            // again.
             None => {
                 let file = ThreadTimes::file(thread)?;
                 self.times.get_or_init(|| file)
@@ -267,8 +276,8 @@ impl RemoteShard {
         ThreadTimes::read(file)
     }
 
-    /// For a watchdog: true if it may rest as far as this shard goes, which waits and wakes it then, or whose thread ended. One
-    /// that did not begin its first turn wakes no watchdog.
+    /// True if a watchdog may rest as far as this shard goes: the shard waits and wakes it then, or
+    /// its thread ended. A shard that did not begin its first turn wakes no watchdog.
     pub(crate) fn lets_watchdog_rest(&self) -> bool {
         self.inbox.watch() || self.thread().is_none()
     }
@@ -306,7 +315,8 @@ impl RemoteShard {
         self.snapshot().is_some_and(|snapshot| snapshot.publication() > 0)
     }
 
-    /// Asks for a report, and returns the number by which [`latest_report`](RemoteShard::latest_report) knows it.
+    /// Asks for a report, and returns the number by which
+    /// [`latest_report`](RemoteShard::latest_report) knows it.
     pub(crate) fn ask_report(&self) -> u64 {
         let mut reports = self.reports();
         reports.asked += 1;
@@ -316,8 +326,9 @@ impl RemoteShard {
         number
     }
 
-    /// A report made after that number was asked for, if it comes before the deadline; else what the shard
-    /// [published](RemoteShard::published) last, marked as stale. A shard's own thread does not wait for it.
+    /// A report made after that number was asked for, if it comes before the deadline; else what
+    /// the shard [published](RemoteShard::published) last, marked as stale. A shard's own thread
+    /// does not wait for it.
     pub(crate) fn latest_report(&self, number: u64, deadline: Deadline) -> ShardStats {
         let waits = this_shard().is_none();
         let reports = deadline.wait_while(&self.reported, self.reports(), |reports| {
@@ -330,7 +341,7 @@ impl RemoteShard {
         ShardStats { stale: true, ..self.published() }
     }
 
-    /// On the shard: answers all that asked so far.
+    /// Answers, on the shard, all that asked so far.
     pub(crate) fn report(&self, report: ShardStats) {
         let mut reports = self.reports();
         reports.answered = reports.asked;
@@ -338,7 +349,7 @@ impl RemoteShard {
         self.reported.notify_all();
     }
 
-    /// The last report, for callers that still wait and later ones. Called on the shard.
+    /// Leaves, on the shard, the last report for callers that still wait and later ones.
     pub(crate) fn last_report(&self, report: ShardStats) {
         let mut reports = self.reports();
         reports.answered = u64::MAX;
@@ -350,7 +361,8 @@ impl RemoteShard {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// On the shard, when user code did something outside of a turn, which only a hosted shard's can.
+    /// Calls the shard, on its thread, after user code did something outside of a turn, which only
+    /// a hosted shard's can.
     #[cfg(feature = "runtime-tokio")]
     #[inline]
     pub(crate) fn wake_if_asleep(&self) {
@@ -366,7 +378,7 @@ impl RemoteShard {
         Waker::from(Arc::new(Outside(self.clone())))
     }
 
-    /// From now on this one wakes the shard.
+    /// Sets the host that wakes the shard from now on.
     #[cfg(feature = "runtime-tokio")]
     pub(crate) fn set_host(&self, waker: &Waker) {
         let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
@@ -376,7 +388,7 @@ impl RemoteShard {
         }
     }
 
-    /// True if that is so, and it was woken.
+    /// Wakes the host if there is one. True if it was woken.
     #[cfg(feature = "runtime-tokio")]
     fn wake_host(&self) -> bool {
         let host = self.host.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -390,7 +402,8 @@ impl RemoteShard {
         host.map(Waker::wake).is_some()
     }
 
-    /// On the shard's own thread this finds the shard awake and costs no system call, unless it is hosted.
+    /// On the shard's own thread this finds the shard awake and costs no system call, unless it is
+    /// hosted.
     fn call(&self, what: Attention) {
         self.rouse(self.inbox.call(what));
     }
@@ -441,18 +454,19 @@ impl RemoteShard {
         self.inbox.has(what)
     }
 
-    /// On the shard: it asked shards something.
+    /// Notes, on the shard, that it asked shards something.
     pub(crate) fn note_question(&self) {
         self.has_asked.store(true, Ordering::Relaxed);
     }
 
-    /// On the shard: true if it asked shards something that was not [forgotten](RemoteShard::forget_questions).
+    /// True, on the shard, if it asked shards something that was not
+    /// [forgotten](RemoteShard::forget_questions).
     #[inline]
     pub(crate) fn has_asked(&self) -> bool {
         self.has_asked.load(Ordering::Relaxed)
     }
 
-    /// On the shard: what it asked shards is forgotten.
+    /// Forgets, on the shard, that it asked shards something.
     pub(crate) fn forget_questions(&self) {
         self.has_asked.store(false, Ordering::Relaxed);
     }
@@ -463,12 +477,12 @@ impl RemoteShard {
         self.inbox.take(what)
     }
 
-    /// A task of the shard was spawned.
+    /// Announces that a task of the shard was spawned.
     pub(crate) fn announce_task(&self) {
         self.call(Attention::TASKS);
     }
 
-    /// User code of the shard asked for something of its upstreams.
+    /// Announces that user code of the shard asked for something of its upstreams.
     pub(crate) fn announce_upstreams(&self) {
         self.call(Attention::UPSTREAMS);
     }
@@ -484,7 +498,7 @@ impl RemoteShard {
         self.inbox.send(letter).map(|called| self.rouse(called))
     }
 
-    /// From now on this one hears of the end, at once if the shard ended already.
+    /// Registers an observer of the end, which is called at once if the shard ended already.
     pub(crate) fn tell_end(&self, to: Arc<dyn OnEnd>) {
         if let Some(all) = &mut *self.on_end() {
             return all.push(to);
@@ -496,7 +510,7 @@ impl RemoteShard {
         self.on_end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The shard ended. What was left for it is dropped.
+    /// Closes the inbox of a shard that ended, and drops everything that was left in it.
     pub(crate) fn close(&self) {
         self.set_room(0);
         self.services_end(u32::MAX);
@@ -515,12 +529,12 @@ impl RemoteShard {
         self.reported.notify_all();
     }
 
-    /// A mailbox of the shard has messages.
+    /// Announces that a mailbox of the shard has messages.
     pub(crate) fn announce_messages(&self) {
         self.call(Attention::MESSAGES);
     }
 
-    /// On the shard: how many connections its table has room for.
+    /// Sets, on the shard, the number of connections its table has room for.
     pub(crate) fn set_room(&self, room: usize) {
         if self.room.load(Ordering::Relaxed) != room {
             self.room.store(room, Ordering::Relaxed);
@@ -531,7 +545,8 @@ impl RemoteShard {
         self.room.load(Ordering::Relaxed)
     }
 
-    /// Another shard passes a connection on to this one; until it looks, there is room for one less.
+    /// Takes room for a connection that another shard passes on to this one, until this one sets
+    /// its room again.
     pub(crate) fn take_room(&self) {
         let _ = self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1));
     }
@@ -564,7 +579,7 @@ impl TaskWaker {
         Arc::new(TaskWaker { remote: remote.clone(), task, queued: Queued::new() })
     }
 
-    /// The task is about to be polled: wakes from now on count again.
+    /// Counts wakes again from now on, since the task is about to be polled.
     pub(crate) fn taken(&self) {
         self.queued.taken();
     }

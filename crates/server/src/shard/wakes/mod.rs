@@ -1,4 +1,4 @@
-//! How a shard is woken, and what waits on it for a time or an event.
+//! Wake-ups of a shard, and the waits on it for a time or an event.
 //!
 //! It knows no task and no service. `wake.rs` is the place to begin.
 

@@ -57,11 +57,12 @@ impl Drop for Noticed {
     }
 }
 
-/// Gives the notice when it is dropped, for whatever reason: then nothing waits for what will not come.
+/// Gives the notice when it is dropped, for whatever reason: then nothing waits for what will not
+/// come.
 pub(crate) struct Notify(Arc<Notice>);
 
 impl Notify {
-    /// False if nothing waits any more.
+    /// False if nothing waits for it.
     fn is_awaited(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
@@ -81,7 +82,7 @@ impl Drop for Notify {
 #[derive(Default)]
 pub(crate) struct Notices {
     all: Vec<Notify>,
-    /// How many there are when those that nothing waits for any more are looked for.
+    /// The number of notices at which those that nothing waits for are removed.
     sweep_at: usize,
 }
 

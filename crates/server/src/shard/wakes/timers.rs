@@ -1,7 +1,7 @@
 //! Sleeps and timeouts in handlers and tasks.
 //!
-//! Their wheel is finer than that of the connections' limits: a step is 2^20 ns, about a millisecond. A timer goes off up to
-//! one step late and never early.
+//! Their wheel is finer than that of the connections' limits: a step is 2^20 ns, about a
+//! millisecond. A timer goes off up to one step late and never early.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -28,9 +28,11 @@ pub(crate) struct Timers {
 }
 
 struct Shared {
-    /// The earlier one of [`Alarms::next`] and `publication`, or [`Time::NEVER`], so that a turn need not compute it.
+    /// The earlier one of [`Alarms::next`] and `publication`, or [`Time::NEVER`], so that a turn
+    /// need not compute it.
     next: Cell<Time>,
-    /// When the shard's figures are to be published, or [`Time::NEVER`]: here, since a turn looks for what is due here anyway.
+    /// When the shard's figures are to be published, or [`Time::NEVER`]: here, since a turn looks
+    /// for what is due here anyway.
     publication: Cell<Time>,
     state: RefCell<Inner>,
 }
@@ -61,7 +63,8 @@ impl Timers {
         self.clock.now()
     }
 
-    /// How long the thread that asks was on a CPU. In a simulation, how long the shard was, whose round it is.
+    /// The time for which the calling thread was on a CPU. In a simulation, that of the shard whose
+    /// round it is.
     pub(crate) fn ran(&self) -> Duration {
         self.clock.ran()
     }
@@ -70,7 +73,8 @@ impl Timers {
         &self.clock
     }
 
-    /// Wakes this waker from now on when a task begins to sleep: for a shard whose user code also runs outside of its turns.
+    /// Wakes this waker from now on when a task begins to sleep: for a shard whose user code also
+    /// runs outside of its turns.
     #[cfg(feature = "runtime-tokio")]
     pub(crate) fn wake_when_set(&self, waker: Waker) {
         self.inner.state.borrow_mut().on_sleep = Some(waker);
@@ -168,7 +172,8 @@ impl Alarms {
         }
     }
 
-    /// The waker of a number that is due. The number stays taken until it is [cleared](Alarms::clear).
+    /// The waker of a number that is due. The number stays taken until it is
+    /// [cleared](Alarms::clear).
     pub(crate) fn take(&mut self, number: u32) -> Option<Waker> {
         self.wakers[number as usize].take()
     }
@@ -210,8 +215,8 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// Drops the former waker. If there was no memory for the timer, `waker` is woken at once: a check in each turn keeps the
-    /// promise.
+    /// Drops the former waker. If there was no memory for the timer, `waker` is woken at once: a
+    /// check in each turn keeps the promise.
     pub(crate) fn finish(self, waker: &Waker) {
         drop(self.old);
         if !self.set {
@@ -280,12 +285,13 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// Waits for the next tick, and returns the time at which it was due. It comes up to about a millisecond late and never
-    /// early.
+    /// Waits for the next tick, and returns the time at which it was due. It comes up to about a
+    /// millisecond late and never early.
     ///
-    /// If ticks were missed it returns the first of them, and the next tick is due at the next whole period. Before a late tick
-    /// other tasks of the shard have their turn, so a task whose work takes longer than its period does not keep the shard to
-    /// itself. Dropping the future loses no tick.
+    /// If ticks were missed it returns the first of them, and the next tick is due at the next
+    /// whole period. Before a late tick other tasks of the shard have their turn, so a task whose
+    /// work takes longer than its period does not keep the shard to itself. Dropping the future
+    /// loses no tick.
     pub async fn tick(&mut self) -> Time {
         poll_fn(|task| self.poll_tick(task)).await
     }

@@ -1,4 +1,5 @@
-//! Sleeping and waking across threads: a shard's inbox, and the word that says what came and whether the shard sleeps.
+//! Sleeping and waking across threads: a shard's inbox, and the word that says what came and
+//! whether the shard sleeps.
 //!
 //! ```text
 //!              begin_turn: takes the word               fall_asleep: the word is empty
@@ -10,16 +11,19 @@
 //!       call: this caller, and no other, rouses the shard
 //! ```
 //!
-//! * AWAKE is a word without bits, ASLEEP the bit of that name alone, CALLED any word with a bit of [`Attention`].
-//! * A caller writes its request, then sets its bit. The shard takes the word, then the requests. So a request made before the
-//!   word was taken is seen in that turn, and a later one keeps the shard from falling asleep.
-//! * A caller that finds the shard asleep wakes it before it does anything else: no wake-up waits for the end of a turn, or in
-//!   a driver. A caller may block right after its call, or its shard may end, and the other shard still runs.
+//! * AWAKE is a word without bits, ASLEEP the bit of that name alone, CALLED any word with a bit of
+//!   [`Attention`].
+//! * A caller writes its request, then sets its bit. The shard takes the word, then the requests.
+//!   So a request made before the word was taken is seen in that turn, and a later one keeps the
+//!   shard from falling asleep.
+//! * A caller that finds the shard asleep wakes it before it does anything else: no wake-up waits
+//!   for the end of a turn, or in a driver. A caller may block right after its call, or its shard
+//!   may end, and the other shard still runs.
 //! * Of several callers that find the shard asleep the first one wakes it: the others see its bit.
-//! * A watchdog that goes to rest marks the word of a shard that sleeps, which changes nothing above: the turn that takes the
-//!   word finds the mark, and wakes the watchdog.
-//! * A shard that published its figures marks its word in the same way, so that the next turn, which makes them old, finds that
-//!   without a look.
+//! * A watchdog that goes to rest marks the word of a shard that sleeps, which changes nothing
+//!   above: the turn that takes the word finds the mark, and wakes the watchdog.
+//! * A shard that published its figures marks its word in the same way, so that the next turn,
+//!   which makes them old, finds that without a look.
 //!
 //! `tests/wake.rs` of this crate checks all interleavings of this file with loom.
 
@@ -31,7 +35,7 @@ const ASLEEP: u16 = 1 << 7;
 /// A watchdog rests until the shard leaves its wait.
 const WATCHED: u16 = 1 << 8;
 
-/// What the shard published is all that it did.
+/// The shard has published all that it did.
 const PUBLISHED: u16 = 1 << 9;
 
 /// Both leave a shard that sleeps asleep.
@@ -59,7 +63,7 @@ impl Attention {
     pub(crate) const TOUCHED: Attention = Attention(1 << 5);
     /// User code of the shard asked for something of its upstreams.
     pub(crate) const UPSTREAMS: Attention = Attention(1 << 6);
-    /// What a turn looks for once more at its end.
+    /// The work that a turn checks for once more at its end.
     pub(crate) const LATE: Attention = Attention(Attention::LETTERS.0 | Attention::UPSTREAMS.0);
     /// The shard leaves a wait, and a watchdog rests until then.
     pub(crate) const WATCHED: Attention = Attention(WATCHED);
@@ -67,7 +71,7 @@ impl Attention {
     pub(crate) const PUBLISHED: Attention = Attention(PUBLISHED);
     /// Figures are to be published. Of the shard alone: it is never in the word.
     pub(crate) const PUBLICATION: Attention = Attention(1 << 10);
-    /// What a turn does at its end for those who watch it.
+    /// The work of a turn's end for those who watch it.
     pub(crate) const TELLING: Attention =
         Attention(Attention::REPORT.0 | Attention::PUBLISHED.0 | Attention::PUBLICATION.0);
 
@@ -88,7 +92,7 @@ pub(crate) struct ShardInbox<L> {
     brought: Mutex<Brought<L>>,
 }
 
-/// Requests since the shard last looked.
+/// Requests since the shard's last look into its inbox.
 pub(crate) struct Brought<L> {
     /// Tasks to poll.
     pub(crate) tasks: Vec<u32>,
@@ -113,7 +117,7 @@ pub(crate) enum Called {
     Asleep,
 }
 
-/// How a shard waits, as a watchdog sees it.
+/// The sleep of a shard, as a watchdog sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sleep {
     /// It does not.
@@ -129,7 +133,7 @@ impl<L> ShardInbox<L> {
         ShardInbox { word: AtomicU16::new(0), brought: Mutex::new(Brought::default()) }
     }
 
-    /// Asks for attention. What is to be seen then was written before.
+    /// Asks for attention. The caller has written before what the shard is to see.
     #[inline]
     pub(crate) fn call(&self, what: Attention) -> Called {
         match self.word.fetch_or(what.0, Ordering::AcqRel) & !MARKS {
@@ -138,7 +142,7 @@ impl<L> ShardInbox<L> {
         }
     }
 
-    /// Has a task polled.
+    /// Makes the shard poll a task.
     pub(crate) fn wake_task(&self, task: u32) -> Called {
         self.brought().tasks.push(task);
         self.call(Attention::TASKS)
@@ -158,11 +162,12 @@ impl<L> ShardInbox<L> {
         Ok(self.call(Attention::LETTERS))
     }
 
-    /// On the shard, as its turn begins: takes the word, and adds what was brought to `brought`, behind what the last turn
-    /// left there.
+    /// Takes the word, on the shard as its turn begins, and adds the requests to `brought`, after
+    /// those that the last turn left there.
     #[inline]
     pub(crate) fn begin_turn(&self, brought: &mut Brought<L>) -> Attention {
-        // A turn that follows another one without sleep and without a call, as most do under load, changes nothing here.
+        // A turn that follows another one without sleep and without a call, as most do under load,
+        // changes nothing here.
         if self.word.load(Ordering::Relaxed) == 0 {
             return Attention::NONE;
         }
@@ -175,7 +180,8 @@ impl<L> ShardInbox<L> {
         called
     }
 
-    /// On the shard, within its turn: adds the tasks that were woken since to `tasks`. True if any were, or were spawned.
+    /// Adds, on the shard within its turn, the tasks that were woken since to `tasks`. True if any
+    /// were, or were spawned.
     #[inline]
     pub(crate) fn take_tasks(&self, tasks: &mut Vec<u32>) -> bool {
         let called = self.take(Attention::TASKS);
@@ -193,14 +199,15 @@ impl<L> ShardInbox<L> {
         }
     }
 
-    /// On the shard, within its turn: true if one of `what` was asked for since the turn began. It is not taken.
+    /// Reports, on the shard within its turn, whether one of `what` was asked for since the turn
+    /// began. It is not taken.
     #[inline]
     pub(crate) fn has(&self, what: Attention) -> bool {
         Attention(self.word.load(Ordering::Relaxed)).has(what)
     }
 
-    /// On the shard, within its turn: true if that was asked for since the turn began. The rest is left for the next
-    /// turn, and keeps the shard awake until then.
+    /// Takes `what`, on the shard within its turn: true if it was asked for since the turn began.
+    /// The rest is left for the next turn, and keeps the shard awake until then.
     #[inline]
     pub(crate) fn take(&self, what: Attention) -> bool {
         let called = self.has(what);
@@ -210,29 +217,30 @@ impl<L> ShardInbox<L> {
         called
     }
 
-    /// On the shard, before it waits. False if something came since [`begin_turn`](ShardInbox::begin_turn): then it must
-    /// not wait.
+    /// Marks the shard asleep before it waits. False if a request came since
+    /// [`begin_turn`](ShardInbox::begin_turn): then the shard must not wait.
     pub(crate) fn fall_asleep(&self) -> bool {
         let change =
             |from| self.word.compare_exchange(from, from | ASLEEP, Ordering::AcqRel, Ordering::Relaxed);
         change(0).or_else(|word| if word == PUBLISHED { change(word) } else { Err(word) }).is_ok()
     }
 
-    /// On the shard, within its turn: all that it did is published. The next turn is told.
+    /// Marks, on the shard within its turn, that all that it did is published, which the next turn
+    /// sees.
     pub(crate) fn published(&self) {
         self.word.fetch_or(PUBLISHED, Ordering::AcqRel);
     }
 
-    /// On the shard's thread: true between [`fall_asleep`](ShardInbox::fall_asleep) and the next turn, as long as nothing
-    /// came.
+    /// On the shard's thread: true between [`fall_asleep`](ShardInbox::fall_asleep) and the next
+    /// turn, as long as nothing came.
     #[cfg(feature = "runtime-tokio")]
     #[inline]
     pub(crate) fn is_asleep(&self) -> bool {
         self.word.load(Ordering::Relaxed) & !MARKS == ASLEEP
     }
 
-    /// For a watchdog that goes to rest: the shard is told to wake it when it leaves its wait. False if it does not wait, or was
-    /// called there.
+    /// Marks, for a watchdog that goes to rest, that the shard wakes it when it leaves its wait.
+    /// False if the shard does not wait, or was called there.
     pub(crate) fn watch(&self) -> bool {
         let marked = self.word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |word| {
             (word & !MARKS == ASLEEP).then_some(word | WATCHED)
@@ -240,15 +248,16 @@ impl<L> ShardInbox<L> {
         marked.is_ok()
     }
 
-    /// For a caller that rouses the shard: true if a watchdog rests, which no other one is told of then.
+    /// Takes the watchdog's mark, for a caller that rouses the shard: true if a watchdog rests,
+    /// which no other caller sees then.
     #[cfg(feature = "runtime-tokio")]
     pub(crate) fn take_watched(&self) -> bool {
         self.word.load(Ordering::Relaxed) & WATCHED != 0
             && self.word.fetch_and(!WATCHED, Ordering::AcqRel) & WATCHED != 0
     }
 
-    /// For a watchdog: whether the shard waits, and whether it was called there. What it stored before it left its last wait is
-    /// seen.
+    /// The sleep of the shard, for a watchdog. The caller sees everything that the shard stored
+    /// before it left its last wait.
     pub(crate) fn sleep(&self) -> Sleep {
         match self.word.load(Ordering::Acquire) & !MARKS {
             ASLEEP => Sleep::Asleep,
@@ -257,7 +266,8 @@ impl<L> ShardInbox<L> {
         }
     }
 
-    /// The shard ended: it takes no letter from now on. Returns those that were left, which may hold user code.
+    /// Refuses letters from now on, after the shard ended. Returns those that were left, which may
+    /// hold user code.
     pub(crate) fn close(&self) -> Vec<L> {
         let mut brought = self.brought();
         brought.closed = true;
@@ -289,16 +299,17 @@ impl Queued {
         Queued { is: AtomicBool::new(false) }
     }
 
-    /// True for the first one since [`taken`](Queued::taken), who lists the task.
+    /// True for the first caller since [`taken`](Queued::taken), which lists the task.
     #[inline]
     pub(crate) fn list(&self) -> bool {
         !self.is.swap(true, Ordering::AcqRel)
     }
 
-    /// The task is about to be polled: wakes from now on count again.
+    /// Counts wakes again from now on, since the task is about to be polled.
     #[inline]
     pub(crate) fn taken(&self) {
-        // A swap and not a store: what a caller that found the task listed wrote before is seen by the poll.
+        // A swap and not a store: so the poll sees everything that a caller wrote before it found
+        // the task listed.
         self.is.swap(false, Ordering::AcqRel);
     }
 }
