@@ -24,31 +24,38 @@ use crate::shard::tasks::session::Session;
 
 /// A connection as a stream of bytes, for a handler of [`stream`](crate::stream()).
 ///
-/// With the cargo feature `tokio` it is an `AsyncRead` and an `AsyncWrite` of tokio's, so crates that speak a protocol over
-/// those run on a shard: hyper, tungstenite, tonic. It needs no tokio runtime and is not `Send`.
+/// With the cargo feature `tokio` it is an `AsyncRead` and an `AsyncWrite` of tokio's, so crates
+/// that speak a protocol over those run on a shard: hyper, tungstenite, tonic. It needs no tokio
+/// runtime and is not `Send`.
 ///
-/// An idle stream costs about 340 bytes more than an idle connection of a service, plus its future, which is mostly buffers.
+/// An idle stream costs about 340 bytes more than an idle connection of a service, plus its future,
+/// which consists almost entirely of buffers.
 ///
 /// # Reading
 ///
-/// [`read_frame`](Stream::read_frame) returns received bytes without a copy; `AsyncRead` copies. Both end at the peer's FIN,
-/// after which writing goes on. A reader that stops reading holds at most one received frame; further bytes are received up to
+/// [`read_frame`](Stream::read_frame) returns received bytes without a copy; `AsyncRead` copies.
+/// Both end at the peer's FIN, after which writing goes on. A reader that stops reading holds at
+/// most one received frame; further bytes are received up to
 /// [`Limits::inbox_bytes_high`](crate::Limits::inbox_bytes_high), and then TCP holds the peer back.
 ///
 /// # Writing
 ///
-/// Bytes are queued, and all bytes of a turn leave in one send. Nothing has to be flushed: `poll_flush` is ready at once and
-/// does not wait for the peer. `AsyncWrite`, [`write_all`](Stream::write_all) and [`ready`](Stream::ready) wait while the
-/// outbox is over [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high), until it is below
-/// [`outbox_bytes_low`](crate::Limits::outbox_bytes_low). Unlike with a [`Service`](crate::Service), reading goes on meanwhile:
-/// the two directions are independent. Only the owner writes to a stream: a [`StreamHandle`] cannot push.
+/// Bytes are queued, and all bytes of a turn leave in one send. Nothing has to be flushed:
+/// `poll_flush` is ready at once and does not wait for the peer. `AsyncWrite`,
+/// [`write_all`](Stream::write_all) and [`ready`](Stream::ready) wait while the outbox is over
+/// [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high), until it is below
+/// [`outbox_bytes_low`](crate::Limits::outbox_bytes_low). Unlike with a
+/// [`Service`](crate::Service), reading goes on meanwhile: the two directions are independent. Only
+/// the owner writes to a stream: a [`StreamHandle`] cannot push.
 ///
 /// # The end
 ///
-/// Dropping the stream closes the connection after its queued bytes. [`end_writing`](Stream::end_writing) and `poll_shutdown`
-/// send FIN and leave reading open. When the connection ends otherwise (a reset, a limit, the end of
-/// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout)), its future is polled once more to see the
-/// error, and dropped if it waits again. A stream that was moved elsewhere stays: reads and writes return the error.
+/// Dropping the stream closes the connection after its queued bytes.
+/// [`end_writing`](Stream::end_writing) and `poll_shutdown` send FIN and leave reading open. When
+/// the connection ends otherwise (a reset, a limit, the end of
+/// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout)), its future is
+/// polled once more to see the error, and dropped if it waits again. A stream that was moved
+/// elsewhere stays: reads and writes return the error.
 pub struct Stream {
     pub(super) shared: ConnShared<Session>,
     pub(super) shard: Shard,
@@ -59,18 +66,20 @@ impl Stream {
         Stream { shared, shard }
     }
 
-    /// The received bytes that were not read: up to a receive buffer without a copy, or more if the reader was slow. `None`
-    /// after the peer's last byte.
+    /// The received bytes that were not read: up to a receive buffer without a copy, or more if the
+    /// reader was slow. `None` after the peer's last byte.
     ///
     /// A frame that is kept pins its receive buffer; see [`Frame`].
     ///
     /// # Errors
-    /// If the connection ended: `ConnectionReset` by the peer, `TimedOut` by a time limit, `ConnectionAborted` by other code.
+    /// If the connection ended: `ConnectionReset` by the peer, `TimedOut` by a time limit,
+    /// `ConnectionAborted` by other code.
     pub async fn read_frame(&mut self) -> io::Result<Option<Frame>> {
         poll_fn(|task| self.poll_next_frame(task)).await
     }
 
-    /// Polls for received bytes, as [`read_frame`](Stream::read_frame). The task that polled last is woken.
+    /// Polls for received bytes, as [`read_frame`](Stream::read_frame). The task that polled last
+    /// is woken.
     ///
     /// # Errors
     /// Those of [`read_frame`](Stream::read_frame).
@@ -88,17 +97,18 @@ impl Stream {
         })
     }
 
-    /// Queues bytes, without waiting and without failing: bytes for a connection that ended go nowhere, as bytes queued just
-    /// before its end do. A [`Frame`] of 4 KiB or more and owned bytes of 32 KiB or more are kept until they are sent, without
-    /// a copy.
+    /// Queues bytes, without waiting and without failing: bytes for a connection that ended go
+    /// nowhere, as bytes queued just before its end do. A [`Frame`] of 4 KiB or more and owned
+    /// bytes of 32 KiB or more are kept until they are sent, without a copy.
     ///
-    /// Above [`Limits::outbox_bytes_max`](crate::Limits::outbox_bytes_max) the connection is closed, so code that writes
-    /// without end awaits [`ready`](Stream::ready) in between.
+    /// Above [`Limits::outbox_bytes_max`](crate::Limits::outbox_bytes_max) the connection is
+    /// closed, so code that writes without end awaits [`ready`](Stream::ready) in between.
     pub fn queue<'p>(&self, bytes: impl Into<Payload<'p>>) {
         self.shared.reply(bytes.into());
     }
 
-    /// Queues bytes that `write` writes in place, as [`Cx::write_with`](crate::Cx::write_with) does.
+    /// Queues bytes that `write` writes in place, as [`Cx::write_with`](crate::Cx::write_with)
+    /// does.
     pub fn queue_with<R: WriteResult>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
         self.shared.write_with(write)
     }
@@ -147,8 +157,9 @@ impl Stream {
         })
     }
 
-    /// Queues as much of several pieces as there is room for. Pieces whose owner `share` finds are not copied, and may end
-    /// beyond the high mark if they begin below it, each with up to `owned_room` bytes: their memory is held anyway.
+    /// Queues as much of several pieces as there is room for. Pieces whose owner `share` finds are
+    /// not copied, and may end beyond the high mark if they begin below it, each with up to
+    /// `owned_room` bytes: their memory is held anyway.
     #[cfg(any(feature = "http", feature = "tokio"))]
     pub(crate) fn poll_put_all(
         &self,
@@ -189,7 +200,7 @@ impl Stream {
         })
     }
 
-    /// Sends FIN behind the queued bytes. Reading goes on.
+    /// Sends FIN after the queued bytes. Reading goes on.
     pub fn end_writing(&self) {
         self.shared.end_writing();
     }
@@ -199,9 +210,11 @@ impl Stream {
         self.shared.abort();
     }
 
-    /// Closes the connection after its queued bytes because an upstream that it needs refused, stalled or broke; counted as
-    /// [`CloseReason::UpstreamFailed`](crate::CloseReason::UpstreamFailed). Call [`abort`](Stream::abort) next to reset it for
-    /// the same reason, so that the client does not take a part for the whole.
+    /// Closes the connection after its queued bytes because an upstream that it needs refused,
+    /// stalled or broke; counted as
+    /// [`CloseReason::UpstreamFailed`](crate::CloseReason::UpstreamFailed). Call
+    /// [`abort`](Stream::abort) next to reset it for the same reason, so that the client does not
+    /// take a part for the whole.
     pub fn upstream_failed(&self) {
         self.shared.upstream_failed();
     }
@@ -211,12 +224,14 @@ impl Stream {
         Peer::of(&self.shared)
     }
 
-    /// Fields that the proxy sent about the peer beside its address, as [`Cx::tlvs`](crate::Cx::tlvs).
+    /// Fields that the proxy sent about the peer in addition to its address, as
+    /// [`Cx::tlvs`](crate::Cx::tlvs).
     pub fn tlvs(&self) -> Option<Tlvs> {
         self.shared.tlvs()
     }
 
-    /// Facts from the handshake of the connection's [transport](crate::transport), if they are a `T`.
+    /// Facts from the handshake of the connection's [transport](crate::transport), if they are a
+    /// `T`.
     #[doc(alias = "facts")]
     pub fn transport_info<T: 'static>(&self) -> Option<Rc<T>> {
         facts_as(self.shared.transport_info()?)
@@ -232,15 +247,17 @@ impl Stream {
         &self.shard
     }
 
-    /// How much the shard is asked for beside what it can do, as [`Cx::load`](crate::Cx::load).
+    /// The demand on the shard in relation to its capacity, as [`Cx::load`](crate::Cx::load).
     pub fn load(&self) -> Load {
         self.shard.load()
     }
 
-    /// True for the share of the requests that is to be shed now. A handler asks once for each request that it has read, and
-    /// answers one for which this is true with its protocol's word for that, at little cost; each is counted in
+    /// True for the share of the requests that is to be shed now. A handler asks once for each
+    /// request that it has read, and answers one for which this is true with its protocol's word
+    /// for that, at little cost; each is counted in
     /// [`ConnStats::frames_shed`](crate::stats::ConnStats::frames_shed). Always false below
-    /// [`Load::Shedding`](crate::overload::Load::Shedding). Requests that are served in any case need not ask.
+    /// [`Load::Shedding`](crate::overload::Load::Shedding). Requests that are served in any case
+    /// need not ask.
     ///
     /// ```no_run
     /// use ringserve::{Server, Stream, stream};
@@ -275,11 +292,13 @@ impl Stream {
         self.shard.is_draining()
     }
 
-    /// Waits until the server shuts down, and what had arrived at this service before was received: behind
-    /// [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay), and behind the services that this one
-    /// [drains after](crate::listen::Endpoints::drains_after). The drain waits for this connection until the stream is dropped, up
-    /// to [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout): a stream that may be idle for long watches
-    /// this, reads what is there, and ends. [`Shard::draining`](crate::Shard::draining) ends at the order already.
+    /// Waits until the server shuts down, and what had arrived at this service before was received:
+    /// after [`ServerLimits::drain_delay`](crate::limits::ServerLimits::drain_delay), and after
+    /// the services that this one [drains after](crate::listen::Endpoints::drains_after). The drain
+    /// waits for this connection until the stream is dropped, up to
+    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout): a stream that
+    /// may be idle for long watches this, reads what is there, and ends.
+    /// [`Shard::draining`](crate::Shard::draining) ends at the order already.
     pub fn draining(&self) -> Draining {
         self.shard.stopping()
     }
@@ -289,8 +308,9 @@ impl Stream {
         self.shared.outbox_bytes()
     }
 
-    /// Of the [outbox](Stream::outbox_bytes) what did not leave yet: the kernel was not given it. If all that was queued is still
-    /// there, the peer knows nothing of it, and after [`abort`](Stream::abort) never will. 0 once the connection has ended.
+    /// Of the [outbox](Stream::outbox_bytes) what did not leave yet: the kernel was not given it.
+    /// If all that was queued is still there, the peer knows nothing of it, and after
+    /// [`abort`](Stream::abort) never will. 0 once the connection has ended.
     pub fn unsent_bytes(&self) -> usize {
         if self.shared.is_gone() { 0 } else { self.shared.pending_bytes() }
     }

@@ -22,27 +22,32 @@ use crate::shard::tasks::attempts::{Attempt, Progress};
 use crate::shard::tasks::session::Session;
 use crate::shard::wakes::timers::Sleep;
 
-/// The least time for one of several addresses of a name, while that much is left: a lost SYN is repeated after a second.
+/// The least time for one of several addresses of a name, while that much is left: a lost SYN is
+/// repeated after a second.
 const ATTEMPT_MIN: Duration = Duration::from_secs(2);
 
 impl Shard {
-    /// Connects to an upstream, over the shard's own driver. The connection is a [`Stream`](crate::Stream) like an accepted
-    /// one, and its drop closes it. The attempt and its time begin at the first poll of the future.
+    /// Connects to an upstream, over the shard's own driver. The connection is a
+    /// [`Stream`](crate::Stream) like an accepted one, and its drop closes it. The attempt and its
+    /// time begin at the first poll of the future.
     ///
-    /// A [`Destination`] is an IP address with a port, a name with a port such as `"db.internal:5432"`, or a Unix socket
-    /// ([`Address::unix`], or `"unix:/run/db.sock"`). A name is resolved by `getaddrinfo` on a thread beside the shards
-    /// ([`spawn_blocking`](Shard::spawn_blocking)), for each connection, without a cache other than the system's. Its addresses
-    /// are tried one after the other. [`ServerLimits::connect_timeout`](crate::limits::ServerLimits::connect_timeout) bounds
-    /// all of this together: each address gets an equal part of the remaining time, and at least 2 s while that much is left. A
-    /// look-up that is given up runs to its end on its thread.
+    /// A [`Destination`] is an IP address with a port, a name with a port such as
+    /// `"db.internal:5432"`, or a Unix socket ([`Address::unix`], or `"unix:/run/db.sock"`). A name
+    /// is resolved by `getaddrinfo` on a thread apart from the shards
+    /// ([`spawn_blocking`](Shard::spawn_blocking)), for each connection, without a cache other than
+    /// the system's. Its addresses are tried one after the other.
+    /// [`ServerLimits::connect_timeout`](crate::limits::ServerLimits::connect_timeout) bounds all
+    /// of this together: each address gets an equal part of the remaining time, and at least 2 s
+    /// while that much is left. A look-up that is given up runs to its end on its thread.
     ///
-    /// Socket options are those of accepted connections ([`SocketOptions`](crate::net::SocketOptions)). Of the
-    /// [`Limits`](crate::Limits) those on outboxes, `inbox_bytes_high`, `write_stall_timeout`, `write_bytes_per_second_min` and
-    /// `linger_timeout` hold for each upstream, with separate counters, and `held_bytes_max` for all connections of the shard
-    /// together. An upstream may be silent without a limit.
+    /// Socket options are those of accepted connections
+    /// ([`SocketOptions`](crate::net::SocketOptions)). Of the [`Limits`](crate::Limits) those on
+    /// outboxes, `inbox_bytes_high`, `write_stall_timeout`, `write_bytes_per_second_min` and
+    /// `linger_timeout` hold for each upstream, with separate counters, and `held_bytes_max` for
+    /// all connections of the shard together. An upstream may be silent without a limit.
     ///
-    /// When the server shuts down, connections to upstreams stay until the last accepted connection is closed; then their
-    /// queued bytes leave, and they are closed.
+    /// When the server shuts down, connections to upstreams stay until the last accepted connection
+    /// is closed; then their queued bytes leave, and they are closed.
     ///
     /// ```no_run
     /// use std::net::SocketAddr;
@@ -62,19 +67,21 @@ impl Shard {
     ///
     /// # Errors
     /// The kernel's error, such as `ConnectionRefused`; `TimedOut` after
-    /// [`ServerLimits::connect_timeout`](crate::limits::ServerLimits::connect_timeout); `ResourceBusy` if the shard has
-    /// [`ServerLimits::upstreams_max`](crate::limits::ServerLimits::upstreams_max) upstreams, or no thread is free to resolve a
-    /// name; `InvalidInput` for a text without a port, or if a [header](Connecting::proxy_header) or a
-    /// [transport](Connecting::transport) was set after the first poll. For a name, the error has the name and the address that
-    /// was tried last.
+    /// [`ServerLimits::connect_timeout`](crate::limits::ServerLimits::connect_timeout);
+    /// `ResourceBusy` if the shard has
+    /// [`ServerLimits::upstreams_max`](crate::limits::ServerLimits::upstreams_max) upstreams, or no
+    /// thread is free to resolve a name; `InvalidInput` for a text without a port, or if a
+    /// [header](Connecting::proxy_header) or a [transport](Connecting::transport) was set after the
+    /// first poll. For a name, the error has the name and the address that was tried last.
     pub fn connect(&self, to: impl Into<Destination>) -> Connecting {
         let stage = Stage::Asked(to.into().0);
         Connecting { stage, shard: self.clone(), header: Box::default(), transport: None }
     }
 
-    /// Resolves a name with a port to its addresses, as [`connect`](Shard::connect) does: by `getaddrinfo` on a thread beside the
-    /// shards, without a cache other than the system's. An IP address with a port is its only address. For clients that keep what they
-    /// found, and connect to the addresses. In a simulation the names are those of the simulation.
+    /// Resolves a name with a port to its addresses, as [`connect`](Shard::connect) does: by
+    /// `getaddrinfo` on a thread apart from the shards, without a cache other than the system's. An
+    /// IP address with a port is its only address. For clients that keep what they found, and
+    /// connect to the addresses. In a simulation the names are those of the simulation.
     ///
     /// ```
     /// # async fn resolve(shard: &ringserve::Shard) -> std::io::Result<()> {
@@ -85,8 +92,9 @@ impl Shard {
     /// ```
     ///
     /// # Errors
-    /// That of the look-up; `NotFound` for a name without an address; `ResourceBusy` if no thread is free; `InvalidInput` for a text
-    /// without a port, and for a Unix socket. The text has the name.
+    /// The error of the look-up; `NotFound` for a name without an address; `ResourceBusy` if no
+    /// thread is free; `InvalidInput` for a text without a port, and for a Unix socket. The text
+    /// has the name.
     pub async fn resolve(&self, name: impl Into<Destination>) -> io::Result<Vec<SocketAddr>> {
         let name = match name.into().0 {
             Place::Name(name) => name,
@@ -208,37 +216,41 @@ impl fmt::Display for Name {
 pub struct Connecting {
     stage: Stage,
     shard: Shard,
-    /// The first bytes of the connection; mostly none.
+    /// The first bytes of the connection; usually none.
     header: Box<[u8]>,
     /// The layer between the socket and the stream, if there is one.
     transport: Option<Rc<dyn Transport>>,
 }
 
 impl Connecting {
-    /// Begins the connection with a header that names the client to the upstream. For a connection that serves one client, not
-    /// for one of a pool. Set it before the first poll; afterwards the future fails with `InvalidInput`.
+    /// Begins the connection with a header that names the client to the upstream. For a connection
+    /// that serves one client, not for one of a pool. Set it before the first poll; afterwards the
+    /// future fails with `InvalidInput`.
     pub fn proxy_header(mut self, header: ProxyHeader) -> Connecting {
         self.header = header.encode(self.shard.server().listeners()).into();
         self.expire_if_begun()
     }
 
-    /// Puts a [transport](crate::transport) below the stream, with this connection as its client. The stream is returned after
-    /// the handshake, which follows the [header](Connecting::proxy_header). Set it before the first poll; afterwards the future
+    /// Puts a [transport](crate::transport) below the stream, with this connection as its client.
+    /// The stream is returned after the handshake, which follows the
+    /// [header](Connecting::proxy_header). Set it before the first poll; afterwards the future
     /// fails with `InvalidInput`, and returns no stream without the transport.
     ///
-    /// The handshake may take [`Limits::handshake_timeout`](crate::Limits::handshake_timeout). To an IP address or a Unix
-    /// socket that time begins at the connection, after
-    /// [`ServerLimits::connect_timeout`](crate::limits::ServerLimits::connect_timeout). To a name `connect_timeout` covers the
-    /// handshake too: the end of an address's part ends the attempt at that address, and a handshake that fails leads to the
-    /// next address.
+    /// The handshake may take [`Limits::handshake_timeout`](crate::Limits::handshake_timeout). To
+    /// an IP address or a Unix socket that time begins at the connection, after
+    /// [`ServerLimits::connect_timeout`](crate::limits::ServerLimits::connect_timeout). To a name
+    /// `connect_timeout` covers the handshake too: the end of an address's part ends the attempt at
+    /// that address, and a handshake that fails leads to the next address.
     ///
     /// # Errors
-    /// If the handshake fails: `InvalidData` if one of the two breaks its rules or refuses the other
-    /// ([`TlsHandshakeFailed`](crate::CloseReason::TlsHandshakeFailed), [`TlsBadRecord`](crate::CloseReason::TlsBadRecord),
-    /// [`TlsAlertReceived`](crate::CloseReason::TlsAlertReceived)); `TimedOut` after its time; `ConnectionReset` if the
-    /// upstream resets the connection; `UnexpectedEof` if the upstream ends it within the handshake,
-    /// or before it sent anything; `ConnectionAborted` if the upstream sends too much, if the transport panics, and if the shard has no memory for
-    /// it or ends. An error of the system is returned as it is.
+    /// If the handshake fails: `InvalidData` if one of the two breaks its rules or refuses the
+    /// other ([`TlsHandshakeFailed`](crate::CloseReason::TlsHandshakeFailed),
+    /// [`TlsBadRecord`](crate::CloseReason::TlsBadRecord),
+    /// [`TlsAlertReceived`](crate::CloseReason::TlsAlertReceived)); `TimedOut` after its time;
+    /// `ConnectionReset` if the upstream resets the connection; `UnexpectedEof` if the upstream
+    /// ends it within the handshake, or before it sent anything; `ConnectionAborted` if the
+    /// upstream sends too much, if the transport panics, and if the shard has no memory for it or
+    /// ends. An error of the system is returned as it is.
     pub fn transport(mut self, transport: Rc<dyn Transport>) -> Connecting {
         self.transport = Some(transport);
         self.expire_if_begun()
@@ -271,7 +283,7 @@ impl Connecting {
     }
 }
 
-/// A transport behind a header, which is not a part of its bytes.
+/// A transport after a header, which is not a part of its bytes.
 struct Behind {
     header: Box<[u8]>,
     transport: GuardedTransport,

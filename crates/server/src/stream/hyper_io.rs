@@ -37,7 +37,8 @@ impl Read for Stream {
 }
 
 impl Stream {
-    /// Shows the readable bytes, none at the end, to `look`, which returns how many of them it took.
+    /// Shows the readable bytes, none at the end, to `look`, which returns how many of them it
+    /// took.
     pub(crate) fn poll_peek(
         &self,
         task: &mut Context<'_>,
@@ -80,7 +81,7 @@ impl Write for Stream {
         Poll::Ready(Ok(()))
     }
 
-    /// Ready at once: FIN leaves behind the written bytes.
+    /// Ready at once: FIN leaves after the written bytes.
     fn poll_shutdown(self: Pin<&mut Self>, _task: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.end_writing();
         Poll::Ready(Ok(()))
@@ -138,7 +139,7 @@ impl Fate {
         self.shared.count_shed();
     }
 
-    /// What is known of the connection, for code that runs anywhere.
+    /// The facts of the connection, for code that runs anywhere.
     pub(crate) fn client_info(&self, shard: usize) -> ClientInfo {
         let (peer, id, tlvs) = (Peer::of(&self.shared), self.shared.id(), self.shared.tlvs());
         ClientInfo::new(
