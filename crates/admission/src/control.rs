@@ -110,8 +110,8 @@ impl AdmissionControl {
     /// Lets peers of these networks in for a time of 1 s to 30 days, as the allow list does: lists,
     /// counts, rates and the load do not refuse them. Two things are those of the list alone: they
     /// take tokens of [`accept_rate`](super::Admission::accept_rate) as others do, and have no
-    /// slots beside a full table. What [the kernel filters](super::Admission::deny) gets in within
-    /// a second. Returns at how many listeners it holds.
+    /// slots in addition to a full table. What [the kernel filters](super::Admission::deny) gets in
+    /// within a second. Returns at how many listeners it holds.
     ///
     /// # Errors
     /// As of [`deny`](AdmissionControl::deny), but for whole families.

@@ -195,7 +195,7 @@ fn choose(segments: &[Segment], words: u32, offset: u32) -> Vec<Instruction> {
     program
 }
 
-/// Segments that keep or drop, with one return for each of both behind the search.
+/// Segments that keep or drop, with one return for each of both after the search.
 fn block(segments: &[Segment]) -> Vec<Instruction> {
     fn place(segments: &[Segment], keep: usize, program: &mut Vec<Instruction>) -> usize {
         if let [(_, outcome)] = segments {

@@ -143,7 +143,7 @@ pub(super) struct Buckets {
     bytes: Option<UnitRate>,
 }
 
-/// The bucket of a key's bytes, beside that of its frames.
+/// The bucket of a key's bytes, in addition to that of its frames.
 #[derive(Clone, Copy, Default, PartialEq)]
 pub(super) struct Bucket(u64);
 

@@ -93,7 +93,7 @@ pub mod internals {
     pub use crate::{Counted, Door, RESERVED};
 }
 
-/// Slots of each shard's connection table for peers of the allow list, beside those of all.
+/// Slots of each shard's connection table for peers of the allow list, in addition to those of all.
 #[doc(hidden)]
 pub const RESERVED: usize = 64;
 
@@ -417,7 +417,7 @@ impl Admission {
     }
 }
 
-/// Checks a number of connections beside those of the whole server.
+/// Checks a number of connections against those of the whole server.
 fn check_count(setting: &str, count: Option<u32>, connections_max: usize) -> Result<(), AdmissionError> {
     match count {
         Some(0) => wrong(format!("{setting} is 0, which lets no peer in; set 1 at least, or leave it out")),

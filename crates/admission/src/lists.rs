@@ -19,7 +19,7 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 const SHOWN: usize = 60;
 
 /// Networks whose addresses are denied or allowed ([`Admission::deny`], [`Admission::allow`]):
-/// addresses (`192.0.2.7`) and networks (`10.0.0.0/8`, `2001:db8::/32`). Bits behind the prefix do
+/// addresses (`192.0.2.7`) and networks (`10.0.0.0/8`, `2001:db8::/32`). Bits after the prefix do
 /// not matter. A network of IPv4 addresses holds for peers of `[::]`, too, and may be written as
 /// one of IPv6 (`::ffff:192.0.2.0/120`).
 ///
@@ -55,7 +55,7 @@ struct Shared {
 }
 
 impl IpList {
-    /// A list in a file: a network or an address in each line, and comments behind `#` or `;`. It
+    /// A list in a file: a network or an address in each line, and comments after `#` or `;`. It
     /// is read when the server starts, which fails if it cannot be read, and again within a second
     /// after it changed, as its times or its size tell. A file with a wrong line then keeps the old
     /// list in use, with an error in the log that names the line. So does one that cannot be read,

@@ -1,8 +1,8 @@
 //! Ranges of addresses, in which an address is found by a few looks.
 //!
-//! Ranges that do not touch each other are one sorted list of bounds: where each begins, and where what follows it does. An
-//! address is in a range if the last bound up to it is the begin of one, which is each second bound. That bound is looked for
-//! as in a B-tree, whose levels are arrays:
+//! Ranges that do not touch each other are one sorted list of bounds: where each begins, and where
+//! what follows it does. An address is in a range if the last bound up to it is the begin of one,
+//! which is each second bound. That bound is looked for as in a B-tree, whose levels are arrays:
 //!
 //! ```text
 //!   level 0            every 256th bound
@@ -10,8 +10,9 @@
 //!   level 2  all  ..       ..       ..       ..
 //! ```
 //!
-//! A hundred thousand networks have five levels, of which all but the last one fit into a CPU's cache. Addresses that peers
-//! choose, and networks that all lie together, change nothing about that.
+//! A hundred thousand networks have five levels, of which all but the last one fit into a CPU's
+//! cache. Addresses that peers choose, and networks that all lie together, change nothing about
+//! that.
 
 use ipnet::IpNet;
 
@@ -50,7 +51,8 @@ struct Block<T>([T; BLOCK]);
 /// Every bound, or every sixteenth of the next level.
 struct Level<T> {
     blocks: Box<[Block<T>]>,
-    /// Bounds in it. The last block is filled up with the greatest address, which is behind all of them or equal to the last.
+    /// Bounds in it. The last block is filled up with the greatest address, which is after all of
+    /// them or equal to the last.
     len: usize,
 }
 

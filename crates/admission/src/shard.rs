@@ -24,7 +24,7 @@ struct Limited {
     is_plain: bool,
 }
 
-/// Connections that are refused behind last words in a second, on all shards, and at once after a
+/// Connections that are refused with a message in a second, on all shards, and at once after a
 /// pause.
 const WORDS_RATE: (u32, u32) = (2000, 200);
 
@@ -103,7 +103,7 @@ impl Limiters {
         self.0.iter().any(|of| of.is_unix && of.limiter.as_ref().is_some_and(|limiter| limiter.counts()))
     }
 
-    /// True if some peers may have slots beside those of all.
+    /// True if some peers may have slots in addition to those of all.
     pub fn reserve(&self) -> bool {
         (0..self.0.len()).any(|listener| self.in_front_of(listener).is_some_and(|of| of.allow.is_some()))
     }
@@ -183,7 +183,7 @@ impl ShardAdmission {
         limiter.shed_reply.clone().filter(|_| is_told)
     }
 
-    /// True if one more connection may be refused behind last words now.
+    /// True if one more connection may be refused with a message now.
     pub fn has_words(&self, now: Time) -> bool {
         self.words_rate.take(self.words, now.as_nanos()).is_some()
     }

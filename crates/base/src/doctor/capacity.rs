@@ -11,8 +11,8 @@ pub const CONNECTION_BYTES: u64 = 251;
 /// Memory of the kernel for an idle connection: its socket, without received or unsent bytes.
 const SOCKET_BYTES: u64 = 3800;
 
-/// Memory of a send buffer beside its unsent bytes: a reader that stalled held 142 KiB where 16 KiB
-/// of them were allowed.
+/// Memory of a send buffer in addition to its unsent bytes: a reader that stalled held 142 KiB
+/// where 16 KiB of them were allowed.
 const IN_FLIGHT_BYTES: u64 = 126 << 10;
 
 /// Above this part of the mark for pressure the kernel is about to press.

@@ -9,7 +9,8 @@ use crate::host;
 /// Memory that a ring locks: 41 rings took 8 MiB.
 const RING_LOCKED_BYTES: u64 = 200 << 10;
 
-/// Descriptors of a shard beside connections: its ring or epoll instance, eventfd, timerfd, listeners, sockets on their way.
+/// Descriptors of a shard in addition to connections: its ring or epoll instance, eventfd, timerfd,
+/// listeners, sockets on their way.
 const SHARD_DESCRIPTORS: u64 = 64;
 
 /// Entries of a ring's table at most (`IORING_MAX_FIXED_FILES`).

@@ -383,7 +383,7 @@ impl Record {
     }
 }
 
-/// Two looks at the machine are kept at most this often. Several may ask, one right behind the
+/// Two looks at the machine are kept at most this often. Several may ask, one right after the
 /// other, and what grew a moment ago is of interest to each of them.
 const LOOKS_EVERY: Duration = Duration::from_secs(60);
 

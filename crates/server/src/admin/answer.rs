@@ -142,7 +142,7 @@ pub(super) fn of_program(status: StatusCode, kind: HeaderValue, body: Bytes) -> 
     typed(status, kind, Content::Whole(Some(body)))
 }
 
-/// A sentence, with a line feed behind it.
+/// A sentence, with a line feed after it.
 pub(super) fn sentence(status: StatusCode, text: impl Into<String>) -> Response<Answer> {
     let mut text = text.into();
     text.push('\n');

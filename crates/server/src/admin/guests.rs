@@ -42,7 +42,7 @@ pub(super) struct Guest<C = Fate> {
 
 /// A connection that can be ended.
 pub(super) trait Ends {
-    /// Resets it: one that says nothing would not hear of an orderly end either, and keep its place
+    /// Resets it: one that says nothing would not notice an orderly end either, and keep its place
     /// for longer.
     fn end(&self);
 }

@@ -60,7 +60,7 @@
 //!
 //! It has room for 32 connections, about 1 MiB, and closes those that ask for nothing or read
 //! nothing for 10 s. For each further one another makes room at once: the oldest that has asked
-//! nothing yet, or else the one that has been quiet for longest behind its last answer. A
+//! nothing yet, or else the one that has been quiet for longest after its last answer. A
 //! connection whose request is being answered, or that listens to events, makes room for none:
 //! there may be 16 listeners, and of one address 12 such requests at once, probes (`/healthz`,
 //! `/readyz`) not counted; more are answered with 503. So no crowd keeps a probe out. Probes may

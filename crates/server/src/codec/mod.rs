@@ -48,9 +48,9 @@
 //! such an item is a part. A codec that allocates what a peer claims, as `LengthDelimitedCodec`
 //! does, allocates before this bound can act: set the codec's own limit too.
 //!
-//! A decoder's error, or too many bytes, goes to [`CodecService::malformed`] for last words. Then
-//! the connection is closed with [`CloseReason::HandlerError`], since for the server the codec is
-//! part of the service.
+//! A decoder's error, or too many bytes, goes to [`CodecService::malformed`], which may send a last
+//! message. Then the connection is closed with [`CloseReason::HandlerError`], since for the server
+//! the codec is part of the service.
 //!
 //! After the peer's FIN, when its items are answered, `Decoder::decode_eof` is called until it
 //! returns no further item: a last line without its end is an item of `LinesCodec`. Its error goes

@@ -84,7 +84,7 @@ pub(super) async fn detect(stream: &mut Replayed, time: Option<Duration>) -> io:
     }
 }
 
-/// Looks at the bytes behind the first `seen` ones, which were those of the preface. `None`, and
+/// Looks at the bytes after the first `seen` ones, which were those of the preface. `None`, and
 /// they are seen, if it is not clear yet.
 fn classify(seen: &mut usize, bytes: &[u8]) -> Option<Detected> {
     let rest = &PREFACE[*seen..];

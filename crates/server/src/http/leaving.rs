@@ -25,7 +25,7 @@ use crate::stream::hyper_io::Fate;
 /// client of HTTP/1.1 has whose last answer did not say that it is the last one.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Time after GOAWAY in which a client that has no stream answers the PING behind it, or ends the
+/// Time after GOAWAY in which a client that has no stream answers the PING after it, or ends the
 /// connection.
 const FAREWELL: Duration = Duration::from_secs(2);
 

@@ -31,7 +31,7 @@
 //!   for one is closed at its moment within
 //!   [`drain_spread`](crate::limits::ServerLimits::drain_spread), with HTTP/1.1 half a second after
 //!   the order at the earliest: until then a request is answered, with `connection: close` where
-//!   nothing more came behind it. HTTP/2 sends GOAWAY, PING and GOAWAY at its moment, and ends when
+//!   nothing more came after it. HTTP/2 sends GOAWAY, PING and GOAWAY at its moment, and ends when
 //!   its streams do; without a stream after 2 s, whether the client answers or not.
 //! * A service of HTTP/2 may answer an upload without reading it: up to 64 KiB of the rest are
 //!   dropped for up to a second, so that a client which sends little sees its answer alone, and the
@@ -41,7 +41,7 @@
 //!   is valid.
 //! * Each request has a [`ClientInfo`] among its extensions: the peer, what a proxy said of it, the
 //!   facts of TLS.
-//! * `hyper::upgrade::on` gives a service the bytes behind its answer of 101, or of 2xx to CONNECT,
+//! * `hyper::upgrade::on` gives a service the bytes after its answer of 101, or of 2xx to CONNECT,
 //!   on any thread. What such a tunnel holds, with HTTP/1.1 up to 64 KiB in each direction, counts
 //!   with its connection; beyond that the peer, or the service, is held back. The connection's
 //!   limits still hold, those of a request end with the answer, and a drain waits for the tunnel as
@@ -95,7 +95,7 @@
 //!
 //! Below that are [`ShardExecutor`] and [`ShardTimer`], for a builder of hyper's with your own
 //! settings; a [`Stream`](crate::Stream) is what such a builder serves, as it implements hyper's
-//! `Read` and `Write`. The bounds behind the head of a request ([`HttpOptions::response_timeout`],
+//! `Read` and `Write`. The bounds after the head of a request ([`HttpOptions::response_timeout`],
 //! `request`, `body_bytes_per_second_min`, `http2_idle`) are those of [`Http`] alone.
 
 mod access;

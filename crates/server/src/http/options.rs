@@ -21,7 +21,7 @@ pub enum HttpVersions {
     Http2,
 }
 
-/// Bounds of HTTP, beside the [`Limits`](crate::Limits) of the connections below.
+/// Bounds of HTTP, in addition to the [`Limits`](crate::Limits) of the connections below.
 ///
 /// Bytes that hyper holds for a connection count in
 /// [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max): of responses the
@@ -51,7 +51,7 @@ pub struct HttpOptions {
     /// Time for the head of a request of HTTP/1.1, from the first moment the server waits for it:
     /// so a connection that is kept alive and asks for nothing ends after this time too. With
     /// HTTP/2, and until it is clear which one it is, the time for the first 24 bytes. What a
-    /// service of HTTP/1.1 reads of a body behind its answer may come meanwhile, at
+    /// service of HTTP/1.1 reads of a body after its answer may come meanwhile, at
     /// [`body_bytes_per_second_min`](HttpOptions::body_bytes_per_second_min) over this time. Off
     /// with `None`: then [`Limits::first_frame_timeout`](crate::Limits::first_frame_timeout) and
     /// [`Limits::idle_timeout`](crate::Limits::idle_timeout) are all there is. Default 30 s, as
@@ -68,7 +68,7 @@ pub struct HttpOptions {
     pub keep_alive: bool,
     /// Bytes that a connection of HTTP/1.1 buffers in each direction, 8 KiB or more. Default 64
     /// KiB: a peer that sends or makes the server send without end can make it hold twice as much,
-    /// beside the outbox.
+    /// in addition to the outbox.
     pub buffer_bytes_max: usize,
     /// Requests of one connection of HTTP/2 at once. Default 200, as hyper has it.
     pub streams_max: u32,
@@ -84,9 +84,9 @@ pub struct HttpOptions {
     /// The same for all streams of a connection of HTTP/2 together, 1 byte to 1 GiB: beyond it,
     /// only streams of which nothing is kept make their next piece. This and one piece for each of
     /// [`streams_max`](HttpOptions::streams_max) streams is what a peer that reads nothing can make
-    /// the server hold, beside the outbox, until [`rate_window`](HttpOptions::rate_window) is over.
-    /// A service that gives a body as one piece is not held back within it. Default 4 MiB: ten
-    /// streams at full speed.
+    /// the server hold, in addition to the outbox, until [`rate_window`](HttpOptions::rate_window)
+    /// is over. A service that gives a body as one piece is not held back within it. Default 4 MiB:
+    /// ten streams at full speed.
     pub connection_send_bytes_max: usize,
     /// Time after which a silent peer of HTTP/2 is asked for a sign of life. Default off.
     pub ping_interval: Option<Duration>,

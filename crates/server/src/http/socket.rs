@@ -63,12 +63,12 @@ pub(super) type Shared = Rc<RefCell<Box<dyn Extension>>>;
 #[derive(Debug, Default)]
 struct Inflated {
     bytes: Cell<usize>,
-    /// A task counts from 0 again behind those that are there.
+    /// A task counts from 0 again after those that are there.
     is_over: Cell<bool>,
 }
 
 impl Inflated {
-    /// Ready if a message may be inflated. Else the task is woken, and has its turn behind others.
+    /// Ready if a message may be inflated. Else the task is woken, and has its turn after others.
     fn poll_room(self: &Rc<Inflated>, shard: &Shard, task: &Context<'_>) -> Poll<()> {
         if self.bytes.get() < INFLATED_BYTES_MAX {
             return Poll::Ready(());
@@ -347,7 +347,7 @@ impl Socket {
         Poll::Ready(Ok(()))
     }
 
-    /// Waits until a message can be put behind all others.
+    /// Waits until a message can be put after all others.
     fn poll_room(&mut self, task: &mut Context<'_>) -> Poll<Result<(), SocketError>> {
         if self.state != State::Open {
             return Poll::Ready(Err(SocketError::io(io::ErrorKind::BrokenPipe.into())));

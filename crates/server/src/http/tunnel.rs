@@ -33,8 +33,8 @@ use ringserve_base::guard::wake;
 
 use crate::stream::byte_stream::Stream;
 
-/// Bytes that one direction holds at most beside the connection's own buffers. Arbitrary: a few
-/// receive buffers.
+/// Bytes that one direction holds at most in addition to the connection's own buffers. Arbitrary: a
+/// few receive buffers.
 const HELD_MAX: usize = 64 << 10;
 
 /// The step to which the bytes held for a tunnel are rounded up, so that short messages rarely

@@ -87,7 +87,7 @@ pub struct Switch {
 
 impl Switch {
     /// Lets the connection go on with `then`, if the request is answered with 101: it gets the
-    /// stream, and the bytes that hyper had read of it behind the request. It runs to its end in
+    /// stream, and the bytes that hyper had read of it after the request. It runs to its end in
     /// the connection's task, and a drain waits for it as for a [`Stream`].
     pub fn then<F>(self, then: F)
     where

@@ -1,4 +1,4 @@
-//! Bounds behind the head of a request: the rates of bodies, the time of answers, connections
+//! Bounds after the head of a request: the rates of bodies, the time of answers, connections
 //! without requests.
 //!
 //! hyper has none of these. A connection counts what passes above and below hyper, and looks at the
@@ -458,7 +458,7 @@ impl Watch {
     }
 
     /// True if the rest of a body, of a request of HTTP/1.1 that was answered, came in the last
-    /// `time`, in which what is behind the first `from` bytes was read, or as much of it as its
+    /// `time`, in which what is after the first `from` bytes was read, or as much of it as its
     /// rate asks for.
     pub(super) fn body_came(&self, from: u64, time: Duration) -> bool {
         let enough = (self.bounds.bytes_per_second * time.as_secs_f64()) as u64;

@@ -397,7 +397,7 @@ pub(super) fn line_names(name: &str, metric_type: &str) -> Vec<String> {
 }
 
 impl Family {
-    /// Whether it can be shown beside those that are known.
+    /// Whether it can be shown with those that are known.
     ///
     /// # Errors
     /// A sentence with the cause.

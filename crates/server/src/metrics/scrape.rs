@@ -1,4 +1,5 @@
-//! A scrape: the server's metrics with those of the program's collectors, in the format that the scraper takes.
+//! A scrape: the server's metrics with those of the program's collectors, in the format that the
+//! scraper takes.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,8 +28,8 @@ pub(crate) enum Exposition {
 }
 
 impl Exposition {
-    /// The one that a header `Accept` prefers: OpenMetrics where it takes both alike or says nothing, the text where it takes
-    /// neither.
+    /// The one that a header `Accept` prefers: OpenMetrics where it takes both alike or says
+    /// nothing, the text where it takes neither.
     pub(crate) fn accepted<'a>(values: impl IntoIterator<Item = &'a str>) -> Exposition {
         let ranges: Vec<(String, f32)> =
             values.into_iter().flat_map(|value| value.split(',')).filter_map(media_range).collect();
@@ -88,8 +89,9 @@ impl Collectors {
         self.each.len()
     }
 
-    /// The text of all collectors, behind that of the server; `None` if there are none. One that panics, has a name that is there
-    /// already or says too much is left out: what it does must not hide what all others say. Returns how many were.
+    /// The text of all collectors, after that of the server; `None` if there are none. One that
+    /// panics, has a name that is there already or says too much is left out: what it does must not
+    /// hide what all others say. Returns how many were.
     pub(crate) fn collect(&self, of_server: &str) -> (String, usize) {
         let mut names: HashSet<String> = names(of_server).collect();
         let (mut all, mut left_out) = (String::new(), 0);
@@ -174,8 +176,8 @@ fn left_out_line(left_out: usize) -> String {
     text
 }
 
-/// OpenMetrics as the older text: a counter's family has the name of its lines, kinds have their older names, and what that text
-/// does not have, such as exemplars, is left out.
+/// OpenMetrics as the older text: a counter's family has the name of its lines, kinds have their
+/// older names, and what that text does not have, such as exemplars, is left out.
 pub(crate) fn older_text(open_metrics: &str) -> String {
     let mut text = String::with_capacity(open_metrics.len());
     let mut help = None;
@@ -202,7 +204,7 @@ pub(crate) fn older_text(open_metrics: &str) -> String {
     text
 }
 
-/// A line of a value without its exemplar, which stands behind a `#` outside of the labels.
+/// A line of a value without its exemplar, which stands after a `#` outside of the labels.
 fn without_exemplar(line: &str) -> &str {
     let (mut is_quoted, mut is_escaped) = (false, false);
     let end = line.find(|c: char| {

@@ -114,7 +114,7 @@ impl Permits {
         }
     }
 
-    /// The same where calls are late behind a queue that stands, whatever the load of the shard.
+    /// The same where calls are late in a queue that stands, whatever the load of the shard.
     pub(crate) fn late_after(self, time: Duration) -> Permits {
         Permits { sojourn: Some(Sojourn::new(time)), ..self }
     }
@@ -146,7 +146,7 @@ impl Permits {
         self.waiting.borrow().len()
     }
 
-    /// Waits for a permit, behind the calls that wait already. None of them is late.
+    /// Waits for a permit, after the calls that wait already. None of them is late.
     #[cfg(feature = "tower")]
     pub(crate) async fn acquire(&self) -> Permit<'_> {
         let mut acquire = Acquire::new(self, None);

@@ -29,8 +29,8 @@ pub enum Load {
     /// share of the frames that keeps turns below [`Overload::turn_max`].
     Shedding,
     /// Connections are about to be lost: the accept queue is 80 % full or lost eight packets within
-    /// a second, the table is 98 % full, or 90 % of what connections may hold is held. Newcomers
-    /// are refused where there are words for that
+    /// a second, the table is 98 % full, or 90 % of what connections may hold is held. New
+    /// connections are refused where there is a message for that
     /// ([`Admission::shed_reply`](crate::admission::Admission::shed_reply)), and wait else.
     Refusing,
     /// Accepting is paused, or was within the last seconds: the table is full, or descriptors are

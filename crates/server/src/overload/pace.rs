@@ -39,7 +39,7 @@ pub(crate) struct Turn {
 pub(crate) struct Orders {
     /// The service is asked for this part of the frames.
     pub share: f64,
-    /// It is asked for each frame behind this number of served ones.
+    /// It is asked for each frame after this number of served ones.
     pub serves_max: f64,
 }
 
@@ -98,7 +98,7 @@ pub(crate) struct Pace {
     serves_max: Cell<u32>,
     /// Of the turn.
     turn: Cell<Turn>,
-    /// Nothing waits behind what the turn brought.
+    /// Nothing waits after what the turn brought.
     brings_all: Cell<bool>,
     /// Since the start: frames that might have been shed, and those for which a service was asked.
     asked: Cell<u64>,
@@ -214,7 +214,7 @@ mod tests {
             Asked { law: Law::default(), rate, marked, rest: [0.0; 3] }
         }
 
-        /// The turn behind one: what came during that.
+        /// The turn after one: frames that came during that.
         fn next(&mut self, before: Turn) -> (Turn, Orders) {
             let orders = self.law.step(AIM, before);
             let frames = self.rate * before.took.as_secs_f64();

@@ -63,7 +63,7 @@ pub(crate) struct Signals {
 pub(crate) enum Excuse {
     /// It ends its connections.
     Drains,
-    /// It is stalled: no request that it sheds would help, and it would not hear of it.
+    /// It is stalled: no request that it sheds would help, and it would not notice the order.
     Stalled,
     /// Other threads have its CPU.
     Starved,
@@ -144,7 +144,7 @@ pub(crate) struct Stages {
     shed: f64,
     /// Frames are shed that make turns long.
     paces: bool,
-    /// Newcomers are refused.
+    /// New connections are refused.
     refuses: bool,
     /// Since when the signals have been below the thresholds at which the stage is left.
     below_since: Option<Time>,

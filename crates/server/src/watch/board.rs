@@ -13,7 +13,7 @@ use super::loads::LoadBoard;
 use super::times::Times;
 use crate::stats::{ShardTimes, Stall, StallCause};
 
-/// Stalls that are kept, beside those that last: one of each shard of a large machine.
+/// Stalls that are kept, in addition to those that last: one of each shard of a large machine.
 const KEPT: usize = 64;
 
 /// Shared by a server's controls, its shards and its watchdog.

@@ -1,4 +1,4 @@
-//! When a shard counts as stalled, and how often it is looked at.
+//! Options of the watchdog: when a shard counts as stalled, and how often the watchdog looks at it.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const OVER_MIN: Duration = Duration::from_millis(2);
 /// Looks are no further apart, so that a long stall is reported while it is fresh.
 const LOOKS_EVERY_MAX: Duration = Duration::from_millis(250);
 
-/// A turn that takes this part of the threshold, 2.5 ms as it comes, is followed from the look on
+/// A turn that takes this part of the threshold, 2.5 ms by default, is followed from the look on
 /// that finds it: most turns take microseconds, and a look that asks what a thread does reads four
 /// files.
 const LATE_PART: u32 = 10;

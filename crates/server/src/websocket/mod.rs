@@ -175,8 +175,8 @@ impl OpenCx<'_> {
         self.transport_info()
     }
 
-    /// Queues one message, for a service of whole messages ([`ws`]): a greeting, or last words. As
-    /// [`WsCx::send`].
+    /// Queues one message, for a service of whole messages ([`ws`]): a greeting, or a last message.
+    /// As [`WsCx::send`].
     pub fn send<'p>(&self, message: impl Into<Outgoing<'p>>) {
         message.into().write(self.head());
     }

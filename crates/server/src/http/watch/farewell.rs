@@ -1,7 +1,7 @@
 //! Which answer of a connection of HTTP/1.1 says that it is the last one.
 //!
 //! A client that sends several requests at once is answered each that had arrived, so the word is
-//! said where nothing is behind a request. hyper does not show what it has of the next one: how
+//! said where nothing is after a request. hyper does not show what it has of the next one: how
 //! long a request is follows from its parts, and what was read is known.
 
 use std::cell::Cell;
@@ -27,7 +27,7 @@ pub(super) struct Farewell {
 enum Says {
     #[default]
     Nothing,
-    /// With an answer behind which nothing came.
+    /// With an answer after which nothing came.
     AtTheEnd,
     /// With that to the request that ends here or later: what came before it was there in time.
     From(u64),
@@ -79,14 +79,14 @@ impl Farewell {
         is_last
     }
 
-    /// True if the latest request goes on behind the first `from` bytes, and ended among the `read`
+    /// True if the latest request goes on after the first `from` bytes, and ended among the `read`
     /// ones, or `enough` of it are there.
     pub(super) fn body_came(&self, from: u64, read: u64, enough: u64) -> bool {
         let ends = self.ends.get();
         from < ends && (ends <= read || read - from >= enough)
     }
 
-    /// All that comes behind the first `arrived` bytes comes too late. True if the last answer, if
+    /// All that comes after the first `arrived` bytes comes too late. True if the last answer, if
     /// there was one since the last look, said so.
     fn is_said(&self, arrived: u64) -> bool {
         if self.says.get() == Says::AtTheEnd {
