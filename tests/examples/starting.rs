@@ -60,7 +60,7 @@ const SERVERS: &[(&str, &[&str])] = &[
     ("nats", &["--nats", "127.0.0.1:9"]),
     ("opentelemetry", &["--collector", "http://127.0.0.1:9/"]),
     ("proxy", &["--upstream", "127.0.0.1:9"]),
-    ("push", &["--anonymous", "--http"]),
+    ("push", &["--api-key", "k", "--anonymous", "--http"]),
     ("rpc", &["--user", "ann:secret"]),
     ("smtp", &["--spool", "/tmp/ringserve-smtp-of-no-output"]),
     ("tls_echo", &[]),
