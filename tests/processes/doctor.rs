@@ -172,7 +172,7 @@ fn start_says_each_thing_once() {
     assert_eq!(count("tcp_migrate_req is off"), 1, "the warning of the option: {log:#?}");
     assert_eq!(count("tcp_migrate_req"), 1, "and no finding beside it: {log:#?}");
     assert_eq!(count("listen backlog 4096 was cut to 8"), 1, "{log:#?}");
-    assert_eq!(count("ERROR ringserve_server::doctor: doctor: RLIMIT_NOFILE is 512"), 1, "{log:#?}");
+    assert_eq!(count("ERROR ringserve_base::doctor: doctor: RLIMIT_NOFILE is 512"), 1, "{log:#?}");
     assert_eq!(count("doctor: SocketOptions::keep_alive is off"), 1, "{log:#?}");
     assert!(count("doctor: ") <= 9, "{log:#?}");
     assert_eq!(count("finding descriptors true"), 1, "the server at work is examined too: {log:#?}");

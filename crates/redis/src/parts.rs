@@ -1,4 +1,4 @@
-//! Parts of a message by their places, and parts that are kept.
+//! FrameFields of a message by their places, and parts that are kept.
 
 use std::fmt;
 use std::ops::Deref;
@@ -18,9 +18,9 @@ pub type Span = (u32, u32);
 /// end of a frame may hand them over as spans in the [head](ringserve_server::framing::TypedFraming::Head); this reads them.
 ///
 /// ```
-/// use ringserve::framing::Parts;
+/// use ringserve::framing::FrameFields;
 ///
-/// let parts = Parts::new(b"set greeting hello", &[(0, 3), (4, 12), (13, 18)]);
+/// let parts = FrameFields::new(b"set greeting hello", &[(0, 3), (4, 12), (13, 18)]);
 /// assert_eq!((parts.len(), parts.get(1)), (3, b"greeting".as_slice()));
 /// assert_eq!(parts.from(1).collect::<Vec<_>>(), [b"greeting".as_slice(), b"hello"]);
 /// assert_eq!(parts.get(7), b"");
@@ -145,9 +145,9 @@ impl fmt::Debug for FrameFields<'_> {
 /// is larger than a receive buffer has such a block.
 ///
 /// ```
-/// use ringserve::framing::{Kept, Parts};
+/// use ringserve::framing::{OwnedField, FrameFields};
 ///
-/// let mut value: Kept = Parts::new(b"hello", &[(0, 5)]).keep(0);
+/// let mut value: OwnedField = FrameFields::new(b"hello", &[(0, 5)]).keep(0);
 /// value.to_mut().extend_from_slice(b" there");
 /// assert_eq!(*value, *b"hello there");
 /// ```

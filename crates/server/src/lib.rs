@@ -145,7 +145,7 @@ pub mod listen {
 ///     is_ready: bool,
 /// }
 ///
-/// impl Channel for XorChannel {
+/// impl TransportConn for XorChannel {
 ///     fn decode(&mut self, wire: &mut LeaseMut, _out: &mut Vec<u8>) -> TransportEvent {
 ///         if wire.is_empty() {
 ///             return TransportEvent::More;

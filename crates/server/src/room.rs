@@ -13,9 +13,9 @@ use std::rc::Rc;
 /// has room for nothing. Clones are the same room.
 ///
 /// ```
-/// use ringserve::limits::Room;
+/// use ringserve::limits::Capacity;
 ///
-/// let all = Room::new(100);
+/// let all = Capacity::new(100);
 /// let (one, other) = (all.within(60), all.within(60));
 /// let kept = one.take(60).expect("room for 60");
 /// assert!(one.take(1).is_none(), "it has its part");

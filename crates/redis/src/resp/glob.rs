@@ -83,10 +83,10 @@ impl std::error::Error for PatternTooLong {}
 /// What is found out so far about a pattern and a text: a match that stops after some steps, so that others have their turn.
 ///
 /// ```
-/// use ringserve::resp::{Matching, Pattern};
+/// use ringserve::resp::{GlobMatch, Pattern};
 ///
 /// let (pattern, text) = (Pattern::new(b"*[ab]c*")?, b"x".repeat(100_000));
-/// let (mut matching, mut turns) = (Matching::default(), 1);
+/// let (mut matching, mut turns) = (GlobMatch::default(), 1);
 /// let is_match = loop {
 ///     let mut steps = 10_000;
 ///     match matching.go_on(&pattern, &text, &mut steps) {

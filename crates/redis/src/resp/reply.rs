@@ -20,20 +20,21 @@ pub enum Version {
     Three,
 }
 
-/// The result of a command: a reply was written, or the text of an error that [`Writer::reply`] has to write. No other method
-/// of [`Writer`] returns an error; each returns this type so that it can be the last expression of a command.
+/// The result of a command: a reply was written, or the text of an error that [`Writer::reply`] has
+/// to write. No other method of [`Writer`] returns an error; each returns this type so that it can
+/// be the last expression of a command.
 ///
 /// ```
-/// use ringserve::framing::Parts;
-/// use ringserve::resp::{Replied, Version, Writer, number};
+/// use ringserve::framing::FrameFields;
+/// use ringserve::resp::{ReplyResult, Version, Writer, number};
 ///
-/// fn double(args: Parts<'_>, out: &mut Writer<'_, '_>) -> Replied {
+/// fn double(args: FrameFields<'_>, out: &mut Writer<'_, '_>) -> ReplyResult {
 ///     out.integer(2 * number(args.get(1)).ok_or("ERR value is not an integer")?)
 /// }
 ///
 /// let mut text = Vec::new();
 /// let mut out = Writer::to_vec(&mut text, Version::Two);
-/// for args in [Parts::new(b"DOUBLE 21", &[(0, 6), (7, 9)]), Parts::new(b"DOUBLE it", &[(0, 6), (7, 9)])] {
+/// for args in [FrameFields::new(b"DOUBLE 21", &[(0, 6), (7, 9)]), FrameFields::new(b"DOUBLE it", &[(0, 6), (7, 9)])] {
 ///     out.reply(|out| double(args, out));
 /// }
 /// assert_eq!(text, b":42\r\n-ERR value is not an integer\r\n");
@@ -46,8 +47,8 @@ enum To<'a, 'b> {
     Vec(&'a mut Vec<u8>),
 }
 
-/// Writes replies, in the version that the client speaks. An array, a map or a push is written as its length, followed by its
-/// elements one after the other.
+/// Writes replies, in the version that the client speaks. An array, a map or a push is written as
+/// its length, followed by its elements one after the other.
 ///
 /// ```
 /// use ringserve::resp::{Version, Writer};
@@ -68,7 +69,8 @@ pub struct Writer<'a, 'b> {
 }
 
 impl<'a, 'b> Writer<'a, 'b> {
-    /// Writes in place, to a client of this shard: [`Cx::write_with`](ringserve_server::Cx::write_with) has the `ReplyWriter`.
+    /// Writes in place, to a client of this shard:
+    /// [`Cx::write_with`](ringserve_server::Cx::write_with) has the `ReplyWriter`.
     #[inline]
     pub fn new(to: &'a mut ReplyWriter<'b>, version: Version) -> Writer<'a, 'b> {
         Writer { to: To::Peer(to), version }
@@ -125,8 +127,8 @@ impl<'a, 'b> Writer<'a, 'b> {
         self.line(if self.version == Version::Three { three } else { two }, text)
     }
 
-    /// Writes the reply to a command: the bytes that it writes, or its error. A command has to return an error before it
-    /// writes.
+    /// Writes the reply to a command: the bytes that it writes, or its error. A command has to
+    /// return an error before it writes.
     #[inline]
     pub fn reply(&mut self, command: impl FnOnce(&mut Self) -> ReplyResult) {
         if let Err(error) = command(self) {
@@ -148,7 +150,8 @@ impl<'a, 'b> Writer<'a, 'b> {
         self.line(b"+", text.as_bytes())
     }
 
-    /// Writes an error, whose first word is its kind: `ERR`, `WRONGTYPE`. It stays one line, whatever the client sent.
+    /// Writes an error, whose first word is its kind: `ERR`, `WRONGTYPE`. It stays one line,
+    /// whatever the client sent.
     pub fn error(&mut self, text: &str) -> ReplyResult {
         self.line(b"-", text.replace(['\r', '\n'], " ").as_bytes())
     }
@@ -183,7 +186,8 @@ impl<'a, 'b> Writer<'a, 'b> {
         self.bulk(itoa::Buffer::new().format(value))
     }
 
-    /// Writes a string that was kept. If it lies in a block, it leaves without a copy to a client of this shard.
+    /// Writes a string that was kept. If it lies in a block, it leaves without a copy to a client
+    /// of this shard.
     #[inline]
     pub fn bulk_kept(&mut self, kept: &OwnedField) -> ReplyResult {
         match (&mut self.to, kept.block()) {
@@ -218,7 +222,8 @@ impl<'a, 'b> Writer<'a, 'b> {
         }
     }
 
-    /// Writes a number with a fraction, in as many digits as it takes to read it back. In version 2 a string.
+    /// Writes a number with a fraction, in as many digits as it takes to read it back. In version 2
+    /// a string.
     pub fn double(&mut self, value: f64) -> ReplyResult {
         let mut text = String::new();
         let _ = match value {
@@ -251,7 +256,8 @@ impl<'a, 'b> Writer<'a, 'b> {
         self.count(b'*', len)
     }
 
-    /// Writes the start of a map of this many pairs. In version 2 an array of twice as many elements.
+    /// Writes the start of a map of this many pairs. In version 2 an array of twice as many
+    /// elements.
     pub fn map(&mut self, len: usize) -> ReplyResult {
         if self.version == Version::Three { self.count(b'%', len) } else { self.array(2 * len) }
     }
@@ -261,7 +267,8 @@ impl<'a, 'b> Writer<'a, 'b> {
         self.typed(b"~", b"*", itoa::Buffer::new().format(len).as_bytes())
     }
 
-    /// Writes the start of a message of this many elements that no request asked for. In version 2 an array.
+    /// Writes the start of a message of this many elements that no request asked for. In version 2
+    /// an array.
     pub fn push(&mut self, len: usize) -> ReplyResult {
         self.typed(b">", b"*", itoa::Buffer::new().format(len).as_bytes())
     }
@@ -277,15 +284,15 @@ impl<'a, 'b> Writer<'a, 'b> {
     }
 }
 
-/// Merges the replies of several shards into one: the sum of numbers, an array of all elements, the last `OK` or other string,
-/// or the first error. A null in place of an array adds no element, and is the reply if no shard has an array. If replies
-/// differ in kind, the last kind counts.
+/// Merges the replies of several shards into one: the sum of numbers, an array of all elements, the
+/// last `OK` or other string, or the first error. A null in place of an array adds no element, and
+/// is the reply if no shard has an array. If replies differ in kind, the last kind counts.
 ///
 /// ```
-/// use ringserve::resp::Merged;
+/// use ringserve::resp::MergedReply;
 /// use ringserve::scatter::Merge;
 ///
-/// let (mut merged, mut text) = (Merged::default(), Vec::new());
+/// let (mut merged, mut text) = (MergedReply::default(), Vec::new());
 /// [b"*1\r\n+a\r\n".as_slice(), b"*0\r\n", b"*2\r\n+b\r\n+c\r\n"].into_iter().for_each(|reply| merged.add(reply));
 /// merged.write(&mut text);
 /// assert_eq!(text, b"*3\r\n+a\r\n+b\r\n+c\r\n");

@@ -40,8 +40,8 @@
 //! use std::convert::Infallible;
 //! use std::rc::Rc;
 //!
-//! use ringserve::framing::{Lines, Parts};
-//! use ringserve::scatter::{Answers, Questions, Replies, Scatter};
+//! use ringserve::framing::{FrameFields, Lines};
+//! use ringserve::scatter::{QuestionHandler, Questions, Replies, Scatter};
 //! use ringserve::sync::AskError;
 //! use ringserve::{Cx, Frame, Limits, Server, Service};
 //!
@@ -49,11 +49,11 @@
 //! #[derive(Default)]
 //! struct Words(RefCell<HashMap<Vec<u8>, u64>>);
 //!
-//! impl Answers for Words {
+//! impl QuestionHandler for Words {
 //!     type Question = ();
 //!     type Merged = Vec<u8>;
 //!
-//!     fn answer(&self, (): (), parts: Parts<'_>, out: &mut Vec<u8>) {
+//!     fn answer(&self, (): (), parts: FrameFields<'_>, out: &mut Vec<u8>) {
 //!         let mut counts = self.0.borrow_mut();
 //!         let count = counts.entry(parts.get(0).to_vec()).or_default();
 //!         *count += 1;
@@ -78,7 +78,7 @@
 //!             let mut asking = scatter.asking(cx.session());
 //!             for word in line.split(|byte| *byte == b' ').filter(|word| !word.is_empty()) {
 //!                 let span = [(0, word.len() as u32)];
-//!                 asking.ask(usize::from(word[0]) % scatter.shards(), (), Parts::new(word, &span));
+//!                 asking.ask(usize::from(word[0]) % scatter.shards(), (), FrameFields::new(word, &span));
 //!             }
 //!             asking.put(b"\n");
 //!         };
