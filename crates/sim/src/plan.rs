@@ -364,7 +364,7 @@ fn draw_times(rng: &mut Rng, slow: bool, (server, sizes): (ServerLimits, Limits)
             _ => rng.spread(500, 100_000) as usize,
         })
         .read_bytes_per_second_min(match slow {
-            true => rng.spread(1, 400) as usize,
+            true => rng.spread(20, 400) as usize,
             false => rng.pick(&[0, 1, 240]),
         });
     // Half of them are shorter than a handshake may take.
