@@ -12,9 +12,9 @@
 use ringserve_buf::Lease;
 use ringserve_core::Frame;
 use ringserve_core::framing::{Cut, TypedFraming};
-use ringserve_redis::Parts;
+use ringserve_redis::FrameFields;
 use ringserve_redis::resp::{
-    Matching, Pattern, Resp, Version, Writer, number, unknown_command, unknown_subcommand, write_number,
+    GlobMatch, Pattern, Resp, Version, Writer, number, unknown_command, unknown_subcommand, write_number,
 };
 
 use crate::input::Input;
@@ -228,7 +228,7 @@ fn check(args: &Args) {
         let is_match = naively_matches(pattern, text);
         if let Ok(compiled) = Pattern::new(pattern) {
             assert_eq!(compiled.matches(text), is_match, "{pattern:x?} and {text:x?}");
-            let mut matching = Matching::default();
+            let mut matching = GlobMatch::default();
             let by_steps = std::iter::repeat_with(|| matching.go_on(&compiled, text, &mut 7));
             assert_eq!(by_steps.take(1 << 20).flatten().next(), Some(is_match), "{pattern:x?} and {text:x?}");
         }
@@ -244,7 +244,7 @@ fn check(args: &Args) {
             })
         })
         .collect();
-    let parts = Parts::new(&all, &spans);
+    let parts = FrameFields::new(&all, &spans);
     for error in [unknown_command(parts), unknown_subcommand(parts)] {
         let mut reply = Vec::new();
         let _ = Writer::to_vec(&mut reply, Version::Three).error(&error);

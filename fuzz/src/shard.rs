@@ -57,7 +57,7 @@ fn plan(what: u8, input: &mut Input<'_>) -> Plan {
         .upstreams_max(0);
     let limits = limits
         .first_frame_timeout(input.pick(&[None, Some(ms(20)), Some(ms(3000))]))
-        .idle_counts(ringserve_core::IdleCounts::Either)
+        .idle_counts(ringserve_core::IdleActivity::Either)
         .idle_timeout(input.pick(&[None, Some(ms(50)), Some(ms(5000))]))
         .write_stall_timeout(input.pick(&[None, Some(ms(30)), Some(ms(1000))]))
         .handler_timeout(has(2).then_some(ms(200)))

@@ -18,8 +18,8 @@ use ringserve_core::framing::{
     Cut, EncodeError, FrameError, Framing, FramingState, LengthPrefix, Lines, Raw, TypedFraming,
 };
 use ringserve_core::{
-    CloseReason, Completion, ConnHead, ConnId, Ended, Frames, Lane, Limits, Next, Op, Outbox, Parked,
-    Payload, ReceiveEnd, SendEnd, ServerLimits, Shard, Socket, Time,
+    CloseReason, Completion, ConnHead, ConnId, EndedConn, Frames, Lane, Limits, Next, Op, Outbox,
+    ParkOutcome, Payload, ReceiveEnd, SendEnd, ServerLimits, Shard, Socket, Time,
 };
 
 use crate::input::Input;
@@ -122,7 +122,7 @@ fn read_all(mut stream: &[u8], max: usize) -> (Vec<Vec<u8>>, Option<bool>) {
 
 /// A call that waits before it switches.
 struct Call {
-    parked: Parked,
+    parked: ParkOutcome,
     to: Option<Reads>,
 }
 
@@ -216,7 +216,7 @@ impl Lane for User {
         waker.wake();
     }
 
-    fn ended(&mut self, _: &mut Shard, ended: Ended) {
+    fn ended(&mut self, _: &mut Shard, ended: EndedConn) {
         self.ended = Some(ended.reason);
     }
 }

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use ringserve_buf::LeaseMut;
-use ringserve_core::{Channel, Fault, Transport, Unsealed};
+use ringserve_core::{Transport, TransportConn, TransportError, TransportEvent};
 use ringserve_tls::rustls::pki_types::pem::PemObject;
 use ringserve_tls::rustls::pki_types::{CertificateDer, ServerName};
 use ringserve_tls::rustls::{ClientConfig, ClientConnection, RootCertStore};
@@ -82,20 +82,20 @@ pub fn run(input: &[u8]) {
 }
 
 /// Passes bytes to the channel. False once it has reported its end.
-fn feed(channel: &mut dyn Channel, bytes: &[u8], out: &mut Vec<u8>, ready: &mut bool) -> bool {
+fn feed(channel: &mut dyn TransportConn, bytes: &[u8], out: &mut Vec<u8>, ready: &mut bool) -> bool {
     let mut wire = LeaseMut::try_copy_of(bytes).expect("memory");
     loop {
-        let mut unsealed = channel.open(&mut wire, out);
-        if matches!(unsealed, Unsealed::Work) {
+        let mut unsealed = channel.decode(&mut wire, out);
+        if matches!(unsealed, TransportEvent::Work) {
             unsealed = channel.work(out);
         }
         match unsealed {
-            Unsealed::Plain(plain) => assert!(plain.is_empty(), "{} bytes of plaintext", plain.len()),
-            Unsealed::Ready => *ready = true,
-            Unsealed::More if wire.is_empty() => return true,
-            Unsealed::More => {}
-            Unsealed::Work | Unsealed::Speaks => panic!("work that makes work"),
-            Unsealed::Closed | Unsealed::Fault(Fault(_)) => return false,
+            TransportEvent::Plain(plain) => assert!(plain.is_empty(), "{} bytes of plaintext", plain.len()),
+            TransportEvent::Ready => *ready = true,
+            TransportEvent::More if wire.is_empty() => return true,
+            TransportEvent::More => {}
+            TransportEvent::Work | TransportEvent::Speaks => panic!("work that makes work"),
+            TransportEvent::Closed | TransportEvent::Fault(TransportError(_)) => return false,
         }
     }
 }

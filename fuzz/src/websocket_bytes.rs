@@ -10,8 +10,8 @@
 
 use ringserve_buf::LeaseMut;
 use ringserve_core::framing::{Cut, TypedFraming};
-use ringserve_core::{Channel, CloseReason, Fault, Transport, Unsealed};
-use ringserve_websocket::frame::{Decoded, Header, Opcode};
+use ringserve_core::{CloseReason, Transport, TransportConn, TransportError, TransportEvent};
+use ringserve_websocket::frame::{DecodeOutcome, Header, Opcode};
 use ringserve_websocket::{Kind, Messages, WebSocketOptions, WebSocketTransport};
 
 /// The most bytes of a message. The buffer of one that is put together doubles.
@@ -75,12 +75,12 @@ fn hear(marks: bool, answered: bool, stream: &[u8], size: usize) -> Heard {
             break;
         }
     }
-    channel.speak(&mut heard.pong);
+    channel.write_control(&mut heard.pong);
     if heard.is_ready && heard.fault.is_none() {
         let mut said = Vec::new();
-        channel.ends(CloseReason::Closed);
+        channel.on_close(CloseReason::Closed);
         channel.finish(&mut said);
-        let Ok(Decoded::Header(header, size)) = Header::decode(&said) else {
+        let Ok(DecodeOutcome::Header(header, size)) = Header::decode(&said) else {
             panic!("{said:x?} is no frame")
         };
         assert_eq!((header.opcode, size + header.len as usize), (Opcode::Close, said.len()));
@@ -89,24 +89,24 @@ fn hear(marks: bool, answered: bool, stream: &[u8], size: usize) -> Heard {
 }
 
 /// Passes bytes to the channel. False once it has reported its end.
-fn feed(channel: &mut dyn Channel, bytes: &[u8], heard: &mut Heard) -> bool {
+fn feed(channel: &mut dyn TransportConn, bytes: &[u8], heard: &mut Heard) -> bool {
     let mut wire = LeaseMut::try_copy_of(bytes).expect("memory");
     loop {
-        match channel.open(&mut wire, &mut heard.said) {
-            Unsealed::Plain(plain) => {
+        match channel.decode(&mut wire, &mut heard.said) {
+            TransportEvent::Plain(plain) => {
                 assert!(heard.is_ready && !plain.is_empty(), "{} bytes", plain.len());
                 heard.plain.extend_from_slice(&plain);
             }
-            Unsealed::Ready => assert!(!std::mem::replace(&mut heard.is_ready, true), "ready twice"),
-            Unsealed::Speaks => {}
-            Unsealed::More if wire.is_empty() => return true,
-            Unsealed::More => panic!("bytes are left, and more is wanted"),
-            Unsealed::Work => panic!("there are no steps"),
-            Unsealed::Closed => {
+            TransportEvent::Ready => assert!(!std::mem::replace(&mut heard.is_ready, true), "ready twice"),
+            TransportEvent::Speaks => {}
+            TransportEvent::More if wire.is_empty() => return true,
+            TransportEvent::More => panic!("bytes are left, and more is wanted"),
+            TransportEvent::Work => panic!("there are no steps"),
+            TransportEvent::Closed => {
                 heard.is_closed = true;
                 return false;
             }
-            Unsealed::Fault(Fault(reason)) => {
+            TransportEvent::Fault(TransportError(reason)) => {
                 heard.fault = Some(reason);
                 return false;
             }

@@ -1,6 +1,6 @@
 //! Conditions at the end of a connection and after every turn.
 
-use ringserve_core::{CloseReason, ConnId, Ended, Wait};
+use ringserve_core::{CloseReason, ConnId, EndedConn, Wait};
 
 use super::driver::Listening;
 use super::user::session_of;
@@ -8,8 +8,8 @@ use super::{Core, LATE_MAX, Model, PUT_OFF_MAX, QUOTA};
 use crate::framings::Start;
 
 impl Model {
-    pub(super) fn check_end(&mut self, ended: Ended) {
-        let Ended { id, lane, shared, reason, opened, call } = ended;
+    pub(super) fn check_end(&mut self, ended: EndedConn) {
+        let EndedConn { id, lane, shared, reason, opened, call } = ended;
         let shared = session_of(&shared);
         assert_eq!(lane == self.lane, self.upstreams.contains_key(&id), "{id} ended on another lane");
         let was_there = self.live.remove(&id).is_some();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Wake;
 
-use ringserve_core::{Frame, Parked, Payload, Time};
+use ringserve_core::{Frame, ParkOutcome, Payload, Time};
 
 use super::{Conn, Model};
 
@@ -32,7 +32,7 @@ pub enum Called {
     /// It is over.
     Over(End),
     /// It goes on later.
-    Parked(Box<Task>),
+    ParkOutcome(Box<Task>),
 }
 
 /// The end of a call.
@@ -58,7 +58,7 @@ pub struct Task {
     /// Set when the outbox has room, if it waits for that.
     pub room: Option<Arc<Flag>>,
     /// The shard's count of it, and the next listed call.
-    pub parked: Parked,
+    pub parked: ParkOutcome,
     /// Time at which it began to wait.
     pub since: Time,
 }
@@ -160,12 +160,12 @@ impl Model {
 
     fn park(&mut self, shared: &Conn, frame: Option<Frame>, left: u8) -> Called {
         let room = self.await_room(shared);
-        Called::Parked(Box::new(Task {
+        Called::ParkOutcome(Box::new(Task {
             shared: shared.clone(),
             frame,
             left: left % 32,
             room,
-            parked: Parked::default(),
+            parked: ParkOutcome::default(),
             since: Time::ZERO,
         }))
     }

@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Waker;
 
-use ringserve_core::{CloseReason, ConnHead, ConnId, Ended, Frame, Lane, LaneId, Next, RefusedBy, Socket};
+use ringserve_core::{
+    CloseReason, ConnHead, ConnId, EndedConn, Frame, Lane, LaneId, Next, RefusedBy, Socket,
+};
 
 use super::{Batch, Command, Conn, Core, Model, Rig, Session};
 use crate::framings::{Kind, Start};
@@ -72,7 +74,7 @@ impl Lane for Model {
                 Next::Frame(frame) => {
                     self.check_frame(&frame, &shared);
                     match self.call(&shared, frame) {
-                        Called::Parked(task) => self.parked(frames, *task),
+                        Called::ParkOutcome(task) => self.parked(frames, *task),
                         Called::Over(end) if settle(frames.shard(), id, end) => {}
                         Called::Over(_) => return,
                     }
@@ -108,7 +110,7 @@ impl Lane for Model {
         waker.wake();
     }
 
-    fn ended(&mut self, _core: &mut Core, ended: Ended) {
+    fn ended(&mut self, _core: &mut Core, ended: EndedConn) {
         self.check_end(ended);
     }
 }
