@@ -14,7 +14,6 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use ringserve::framing::Lines;
@@ -234,8 +233,9 @@ fn work_drains_and_ends_are_no_stalls() {
             peers.iter_mut().for_each(|peer| _ = peer.hear());
         }
         lab.running.shutdown();
-        thread::sleep(Duration::from_millis(300));
-        drop(peers);
+        for peer in &mut peers {
+            assert_eq!(peer.hear(), "", "the drain ends it");
+        }
         lab.running.wait().unwrap();
         let stalls = control.stalls();
         assert!(stalls.is_empty(), "{driver:?}: {stalls:?}");
@@ -275,7 +275,8 @@ fn shares_of_a_shard_are_those_of_its_work() {
     while Instant::now() < until {
         peer.say("Compute 10");
         peer.hear();
-        thread::sleep(Duration::from_millis(10));
+        peer.say("rest 10");
+        peer.hear();
     }
     let after = control.shard_times();
     let (busy, cpu) = (after[0].busy, after[0].cpu - before[0].cpu);
@@ -395,15 +396,23 @@ fn loop_without_an_end_is_in_the_log() {
 fn process_that_was_stopped_has_no_stall() {
     for driver in drivers() {
         let (mut process, mut peer) = child(*driver);
+        // A server that goes on: how long the other one is stopped is a stall here.
+        let lab = Lab::on(*driver, all_the_same);
+        let mut other = lab.peer();
         for round in 0..10 {
             // In the middle of a turn, in most rounds.
             peer.say("Compute 12");
-            thread::sleep(Duration::from_millis(round));
+            other.say(format!("rest {round}"));
+            other.hear();
             process.signal(Signal::STOP);
-            thread::sleep(Duration::from_millis(150));
+            other.say("Sleep 150");
+            other.hear();
             process.signal(Signal::CONT);
             peer.hear();
         }
+        eventually("each stall of the other server is reported", SOON, || lab.stalls().len() >= 10);
+        lab.running.abort();
+        lab.running.wait().unwrap();
         process.say("");
         let told: usize = process.line_after("stalls: ").parse().unwrap();
         // While others compute, one turn may take 25 ms.

@@ -2,8 +2,6 @@
 //! time.
 
 use std::fmt::Debug;
-use std::thread;
-use std::time::Duration;
 
 use ringserve_tests::{Random, SOON, eventually};
 
@@ -26,7 +24,8 @@ fn causes_drawn_blind() {
             let misdeed = Misdeed::ALL[random.below(5) as usize];
             let time = 60 + random.below(200);
             let before = lab.times();
-            thread::sleep(Duration::from_millis(random.below(60)));
+            peer.say(format!("rest {}", random.below(60)));
+            peer.hear();
             peer.say(format!("{misdeed:?} {time}"));
             peer.hear();
             eventually("the stall is over", SOON, || {
@@ -50,10 +49,11 @@ fn causes_drawn_blind() {
         let mut peer = lab.peer();
         let mut after = Vec::new();
         for number in 0..100u64 {
+            peer.say(format!("rest {}", random.below(40)));
+            peer.hear();
             if number.is_multiple_of(10) {
                 watchdog_rests();
             }
-            thread::sleep(Duration::from_millis(random.below(40)));
             let known = lab.running.control().stalls().iter().filter(|stall| stall.ongoing).count();
             assert_eq!(known, 0);
             *lab.plan.began.lock().unwrap() = None;

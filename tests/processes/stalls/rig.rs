@@ -153,7 +153,8 @@ impl Plan {
     }
 }
 
-/// Answers each line `NAME MILLISECONDS` after that misdeed.
+/// Answers each line `NAME MILLISECONDS` after that misdeed, and `rest MILLISECONDS` after a time in
+/// which the shard has nothing to do.
 pub(super) struct Naughty {
     plan: Arc<Plan>,
     mesh: Mesh<u64>,
@@ -190,9 +191,12 @@ impl Service for Naughty {
                 drop(cx.shard().spawn(async move { plan.pass(StalledWork::Task) }));
             }
             name => {
-                if let Ok(misdeed) = name.parse::<Misdeed>() {
-                    let time = words.next().and_then(|time| time.parse().ok()).unwrap_or_default();
-                    self.plan.misbehave(misdeed, Duration::from_millis(time));
+                let time = words.next().and_then(|time| time.parse().ok()).unwrap_or_default();
+                let time = Duration::from_millis(time);
+                if name == "rest" {
+                    cx.sleep(time).await;
+                } else if let Ok(misdeed) = name.parse::<Misdeed>() {
+                    self.plan.misbehave(misdeed, time);
                 }
             }
         }
