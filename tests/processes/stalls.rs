@@ -401,7 +401,7 @@ fn process_that_was_stopped_has_no_stall() {
         let mut other = lab.peer();
         for round in 0..10 {
             // In the middle of a turn, in most rounds.
-            peer.say("Compute 12");
+            peer.say("spin 18");
             other.say(format!("rest {round}"));
             other.hear();
             process.signal(Signal::STOP);

@@ -17,6 +17,7 @@ use ringserve::sync::Mesh;
 use ringserve::{CloseCx, Cx, Driver, Frame, OpenCx, Refusal, Server, ServerHandle, Service, Shard};
 use ringserve_tests::{SOON, eventually};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
 
 use super::LONG;
 
@@ -88,6 +89,15 @@ fn compute(time: Duration) {
     }
 }
 
+/// Computes for this long of its thread's own time, which stands still while the process is stopped.
+fn spin(time: Duration) {
+    let own = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
+    let began = own();
+    while own() - began < time {
+        spin_loop();
+    }
+}
+
 /// Reads from a pipe into which nothing comes for this long.
 fn read(time: Duration) {
     let (mut from, mut to) = pipe().unwrap();
@@ -153,8 +163,8 @@ impl Plan {
     }
 }
 
-/// Answers each line `NAME MILLISECONDS` after that misdeed, and `rest MILLISECONDS` after a time in
-/// which the shard has nothing to do.
+/// Answers each line `NAME MILLISECONDS` after that misdeed, `rest MILLISECONDS` after a time in
+/// which the shard has nothing to do, and `spin MILLISECONDS` after that time of a CPU.
 pub(super) struct Naughty {
     plan: Arc<Plan>,
     mesh: Mesh<u64>,
@@ -195,6 +205,8 @@ impl Service for Naughty {
                 let time = Duration::from_millis(time);
                 if name == "rest" {
                     cx.sleep(time).await;
+                } else if name == "spin" {
+                    spin(time);
                 } else if let Ok(misdeed) = name.parse::<Misdeed>() {
                     self.plan.misbehave(misdeed, time);
                 }
