@@ -409,7 +409,7 @@ fn of_two_that_start_at_once_over_a_stale_file_one_serves() {
         assert!(!path.exists());
     };
     thread::scope(|scope| {
-        for n in 0..10 {
+        for n in 0..30 {
             let path = dir.path(&format!("s{n}"));
             scope.spawn(move || race(path));
         }

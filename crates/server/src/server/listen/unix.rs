@@ -34,8 +34,7 @@ const NAME_BYTES_MAX: usize = 107;
 /// listens.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// The time for which another server may hold the directory, which takes it as long as a start at a
-/// path that is in use.
+/// The time for which another server may hold the directory. It does for a connection and a bind.
 const LOCK_WITHIN: Duration = Duration::from_secs(2);
 
 /// The one listener of a path, and its file. Abstract names have none.
@@ -56,8 +55,7 @@ pub(super) fn listen(
         listen()?;
         return Ok((socket, None));
     }
-    let _lock = lock(directory(path));
-    place.make_room(&addr)?;
+    let _lock = place.make_room(&addr)?;
     socket.bind(&addr).map_err(|error| failed(place.explained(error)))?;
     let keeps_it = socket.try_clone().map_err(failed)?;
     let file = UnixFile::new(path, keeps_it).map_err(failed)?;
@@ -143,40 +141,48 @@ impl Place<'_> {
     }
 
     /// Removes the file of a server that is gone, and nothing else.
-    fn make_room(&self, addr: &SockAddr) -> Result<(), Error> {
+    ///
+    /// Returns the lock of the directory under which the path is free. It is not held while a
+    /// server that listens is given time to end: starts at other paths would wait for that.
+    fn make_room(&self, addr: &SockAddr) -> Result<Option<File>, Error> {
         let deadline = Deadline::within(RETRY_FOR);
         loop {
-            match fs::symlink_metadata(self.path) {
-                // If its directory is not there either, the bind will say so.
-                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-                Err(error) => return Err(self.failed(self.explained(error))),
-                Ok(file) if !file.file_type().is_socket() => {
-                    let text = "a file that is no socket is there already; it is left alone";
-                    return Err(self.failed(io::Error::new(ErrorKind::AlreadyExists, text)));
+            let lock = lock(directory(self.path));
+            match self.holder_of_file(addr)? {
+                Found::Free => return Ok(lock),
+                Found::Holder(holder) => {
+                    drop(lock);
+                    if !deadline.pauses(LOOK_EVERY) {
+                        return Err(self.in_use(holder));
+                    }
                 }
-                Ok(_) => {}
-            }
-            match who_is_at(addr) {
-                Ok(Found::Free) => {
-                    return match fs::remove_file(self.path) {
-                        Err(error) if error.kind() != ErrorKind::NotFound => {
-                            Err(self.failed(self.explained(error)))
-                        }
-                        _ => {
-                            info!(
-                                "{} was left behind by a server that is gone, and is replaced",
-                                self.addr()
-                            );
-                            Ok(())
-                        }
-                    };
-                }
-                Ok(Found::Holder(_)) if deadline.pauses(LOOK_EVERY) => {}
-                Ok(Found::Holder(holder)) => return Err(self.in_use(holder)),
-                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-                Err(error) => return Err(self.failed(self.explained(error))),
             }
         }
+    }
+
+    /// Removes the file if nobody listens at it.
+    fn holder_of_file(&self, addr: &SockAddr) -> Result<Found, Error> {
+        let failed = |error| self.failed(self.explained(error));
+        match fs::symlink_metadata(self.path) {
+            // If its directory is not there either, the bind will say so.
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Free),
+            Err(error) => return Err(failed(error)),
+            Ok(file) if !file.file_type().is_socket() => {
+                let text = "a file that is no socket is there already; it is left alone";
+                return Err(self.failed(io::Error::new(ErrorKind::AlreadyExists, text)));
+            }
+            Ok(_) => {}
+        }
+        match who_is_at(addr) {
+            Ok(Found::Free) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Free),
+            found => return found.map_err(failed),
+        }
+        match fs::remove_file(self.path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
+            _ => info!("{} was left behind by a server that is gone, and is replaced", self.addr()),
+        }
+        Ok(Found::Free)
     }
 
     /// With what is to be done about it.
