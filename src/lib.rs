@@ -174,13 +174,13 @@ pub use ringserve_server::tokio_uring;
 pub use ringserve_server::tower;
 pub use ringserve_server::{
     CloseCx, CloseReason, ClosedBy, ConnHandle, ConnId, Cx, Driver, Error, Failure, Frame, IntoService,
-    Limits, LocalHandle, OpenCx, Peer, PushError, Refusal, ReplyWriter, Runtime, Server, ServerControl,
-    ServerHandle, Service, Session, SetupError, Several, Shard, SharedPayload, Stream, StreamHandle,
-    StreamService, WithHeads, starting, stream, with_heads,
+    Limits, LocalHandle, MultiService, OpenCx, Peer, PushError, Refusal, ReplyWriter, Runtime, Server,
+    ServerControl, ServerHandle, Service, Session, SetupError, Shard, SharedPayload, Stream, StreamHandle,
+    StreamService, WithHeads, from_future, stream, with_heads,
 };
 pub use ringserve_server::{
-    access_log, admission, doctor, factory, host, inspect, limits, listen, middleware, net, overload, stats,
-    sync, task, time, transport,
+    access_log, admission, doctor, factory, inspect, limits, listen, machine, middleware, net, overload,
+    stats, sync, task, time, transport,
 };
 #[cfg(feature = "websocket")]
 pub use ringserve_server::{websocket, ws};

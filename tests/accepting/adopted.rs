@@ -11,7 +11,7 @@ use std::time::Duration;
 use ringserve::framing::LengthPrefix;
 use ringserve::listen::{Endpoint, IntoEndpoints, adopt, endpoints, systemd, tcp, unix};
 use ringserve::net::{Address, SocketOptions};
-use ringserve::{Error, Server, ServerHandle, Several};
+use ringserve::{Error, MultiService, Server, ServerHandle};
 use ringserve_tests::watch::a_turn_passes;
 use ringserve_tests::{
     Client, Logged, Puppet, SOON, Shared, alone, eventually, finish, no_time_limits, on_epoll, order,
@@ -19,20 +19,20 @@ use ringserve_tests::{
 use socket2::SockRef;
 use tracing_subscriber::filter::LevelFilter;
 
-fn server() -> Server<Several> {
+fn server() -> Server<MultiService> {
     let bounds = no_time_limits();
     Server::new().shards(1).pin(false).limits(bounds.service).server_limits(bounds.server)
 }
 
 fn serves(
-    server: Server<Several>,
+    server: Server<MultiService>,
     list: impl IntoEndpoints<Framing = ringserve::framing::Raw>,
-) -> Server<Several> {
+) -> Server<MultiService> {
     let list = endpoints(list).framing(LengthPrefix::default());
     server.service(list, |_| Puppet::new(Arc::new(Shared::default())))
 }
 
-fn start(server: Server<Several>) -> ServerHandle {
+fn start(server: Server<MultiService>) -> ServerHandle {
     server.start().expect("the server starts")
 }
 

@@ -15,7 +15,7 @@ use ringserve::framing::Lines;
 use ringserve::listen::tcp;
 use ringserve::sync::{Mesh, NotStarted};
 use ringserve::{
-    Cx, Error, Frame, IntoService, Runtime, Server, ServerControl, ServerHandle, Service, Shard, starting,
+    Cx, Error, Frame, IntoService, Runtime, Server, ServerControl, ServerHandle, Service, Shard, from_future,
 };
 use ringserve_tests::{On, SOON, eventually, no_time_limits};
 
@@ -196,7 +196,7 @@ fn task_hears_that_the_server_does_not_come_to_serve() {
                     });
                 }
                 let shard = shard.clone();
-                starting(async move {
+                from_future(async move {
                     match shard.index() {
                         1 if fails => Err("no journal"),
                         _ => pending::<Result<Says, &str>>().await,
@@ -225,7 +225,7 @@ fn factory_that_waits_for_an_upstream_serves_once_it_answers() {
         let started = start(lines(2).runtime(runtime), move |shard| {
             tell(shard);
             let (shard, there) = (shard.clone(), there.lock().unwrap().clone());
-            starting(async move {
+            from_future(async move {
                 let made = greeted(shard, addr).await;
                 let _ = there.send(());
                 made
@@ -252,7 +252,7 @@ fn factory_hosted_by_tokio_waits_for_what_is_tokios() {
     let database = Slow::listen();
     let addr = database.addr;
     let started = start(lines(2).runtime(Runtime::Tokio), move |_shard| {
-        starting(async move {
+        from_future(async move {
             use tokio::io::AsyncReadExt;
             let mut stream = tokio::net::TcpStream::connect(addr).await?;
             let mut greeting = [0; 5];
@@ -278,7 +278,7 @@ fn error_after_a_wait_in_one_of_two_shards_ends_the_start() {
         let started = start(lines(2).runtime(runtime), move |shard| {
             tell(shard);
             let shard = shard.clone();
-            starting(async move {
+            from_future(async move {
                 let database = greeted(shard.clone(), addr).await;
                 if shard.index() == 0 { pending().await } else { database }
             })
@@ -296,7 +296,7 @@ fn error_after_a_wait_in_one_of_two_shards_ends_the_start() {
 fn panic_after_a_wait_is_that_of_a_factory() {
     let started = start(lines(2), |shard| {
         let shard = shard.clone();
-        starting(async move {
+        from_future(async move {
             shard.sleep(Duration::from_millis(1)).await;
             assert!(shard.index() == 0, "planted");
             pending::<Says>().await
@@ -316,7 +316,7 @@ fn order_to_stop_ends_a_start_that_waits() {
         let started = start(lines(2).runtime(runtime), move |shard| {
             tell(shard);
             let held = held.clone();
-            starting(async move {
+            from_future(async move {
                 let _held = held;
                 pending::<Says>().await
             })
@@ -342,7 +342,7 @@ fn future_of_run_until_ends_a_start_that_waits() {
         },
         move |_shard| {
             let sender = sender.clone();
-            starting(async move {
+            from_future(async move {
                 let _ = sender.send(());
                 pending::<Says>().await
             })
@@ -354,7 +354,7 @@ fn future_of_run_until_ends_a_start_that_waits() {
 #[test]
 fn future_of_run_until_that_panics_ends_a_start_that_waits() {
     let ran = std::panic::catch_unwind(|| {
-        let _ = lines(2).run_until(async { panic!("planted") }, |_shard| starting(pending::<Says>()));
+        let _ = lines(2).run_until(async { panic!("planted") }, |_shard| from_future(pending::<Says>()));
     });
     assert_eq!(ran.unwrap_err().downcast_ref::<&str>(), Some(&"planted"));
 }
@@ -371,7 +371,7 @@ fn start_timeout_ends_a_start_whatever_it_waits_for() {
                 let _ = released.lock().unwrap().recv();
             }
             let index = shard.index();
-            starting(async move {
+            from_future(async move {
                 if index == 1 {
                     pending::<()>().await;
                 }
@@ -402,7 +402,7 @@ fn future_finds_a_shard_whose_factory_took_longer() {
         mesh.register(shard, |_from, number| 2 * number);
         let _ = slow.lock().unwrap().send(());
         let (shard, mesh, begins) = (shard.clone(), mesh.clone(), begins.lock().unwrap().clone());
-        starting(async move {
+        from_future(async move {
             let _ = begins.send(());
             let answer = mesh.ask(1 - shard.index(), 21).await;
             answer.map(|answer| Says(answer.to_string()))

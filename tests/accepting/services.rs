@@ -17,8 +17,8 @@ use ringserve::framing::{LengthPrefix, Lines};
 use ringserve::limits::ServerLimits;
 use ringserve::listen::{endpoints, tcp, unix};
 use ringserve::{
-    Cx, Driver, Error, Frame, Limits, Peer, Server, ServerControl, Service, Several, Shard, StreamService,
-    stream,
+    Cx, Driver, Error, Frame, Limits, MultiService, Peer, Server, ServerControl, Service, Shard,
+    StreamService, stream,
 };
 use ringserve_tests::{SOON, eventually};
 
@@ -61,7 +61,7 @@ impl Service for Named {
     }
 }
 
-fn of(driver: Driver) -> Server<Several> {
+fn of(driver: Driver) -> Server<MultiService> {
     Server::new().shards(1).pin(false).driver(driver)
 }
 
@@ -266,7 +266,7 @@ fn service_is_served_until_the_one_before_it_has_ended() {
 }
 
 /// The error of a start that fails.
-fn failure(server: Server<Several>) -> String {
+fn failure(server: Server<MultiService>) -> String {
     let error = server.start().unwrap_err();
     assert!(std::error::Error::source(&error).is_some() || matches!(error, Error::Services(_)), "{error}");
     error.to_string()

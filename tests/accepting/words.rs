@@ -12,7 +12,7 @@ use ringserve::listen::{ProxyProtocol, endpoints, tcp};
 use ringserve::net::SocketOptions;
 use ringserve::tls::{Pem, Tls};
 use ringserve::websocket::{Message, Messages, WebSocket, WsCx, ws};
-use ringserve::{Error, IntoService, Limits, Server, Several, Shard, Stream, stream};
+use ringserve::{Error, IntoService, Limits, MultiService, Server, Shard, Stream, stream};
 use ringserve_tests::Puppet;
 
 const ANY: &str = "127.0.0.1:0";
@@ -41,7 +41,7 @@ fn server_limits(limits: ServerLimits) -> String {
     error(Server::bind(ANY).server_limits(limits))
 }
 
-fn several(server: Server<Several>) -> String {
+fn several(server: Server<MultiService>) -> String {
     of(server.shards(1).start().err())
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ringserve::framing::LengthPrefix;
-use ringserve::starting;
+use ringserve::from_future;
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::{Client, On, Puppet, SOON, eventually, no_time_limits, order};
@@ -54,7 +54,7 @@ fn child_fails_to_start() {
     let blocks = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let ended = server.serve(move |shard| {
         let (shard, blocks) = (shard.clone(), blocks.clone());
-        starting(async move {
+        from_future(async move {
             if shard.index() == 1 {
                 blocks.store(true, Ordering::SeqCst);
                 loop {

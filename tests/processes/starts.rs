@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ringserve::framing::LengthPrefix;
 use ringserve::limits::ServerLimits;
-use ringserve::{Runtime, starting};
+use ringserve::{Runtime, from_future};
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::{On, Puppet, SOON, eventually, no_time_limits};
 use rustix::process::Signal;
@@ -14,7 +14,7 @@ fn serves(runtime: Runtime) {
     let server = On::default().server(no_time_limits()).runtime(runtime).shards(2);
     let ended = server.framing(LengthPrefix::default()).serve(|shard| {
         let shard = shard.clone();
-        starting(async move {
+        from_future(async move {
             if shard.index() == 1 {
                 println!("\nthe factory waits");
                 pending::<()>().await;
@@ -55,7 +55,7 @@ fn child_hangs() {
     let server = On::default().server(no_time_limits()).server_limits(limits).shards(2);
     let ended = server.framing(LengthPrefix::default()).serve(|shard| {
         let index = shard.index();
-        starting(async move {
+        from_future(async move {
             if index == 1 {
                 pending::<()>().await;
             }

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use ringserve::framing::{Framing, Raw};
-use ringserve::{Error, IntoService, Peer, Server, ServerHandle, Several, Shard};
+use ringserve::{Error, IntoService, MultiService, Peer, Server, ServerHandle, Shard};
 use ringserve_drivers::{Uring, UringConfig};
 use ringserve_server::internals::{Drivers, start_on, start_several_on};
 use ringserve_simkernel::{BlockingStream as MemoryStream, Network, SimKernel as MemoryKernel};
@@ -50,7 +50,7 @@ impl Net {
     }
 
     /// Starts a server of several services there.
-    pub fn start_several(&self, server: Server<Several>) -> Result<ServerHandle, Error> {
+    pub fn start_several(&self, server: Server<MultiService>) -> Result<ServerHandle, Error> {
         match self {
             Net::Local => server.start(),
             Net::Simulated(network) => start_several_on(server, Simulated(network.clone())),

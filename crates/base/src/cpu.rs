@@ -4,8 +4,8 @@ use ringserve_drivers::{Resource, ResourceLimit};
 use rustix::process::{self, Rlimit, setrlimit};
 use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity};
 
-use crate::host::cpu_quota;
-use crate::host::machine::Machine;
+use crate::machine::cpu_quota;
+use crate::machine::files::MachineFiles;
 use crate::thread_times::ThreadTimes;
 
 /// CPUs this thread may run on, in ascending order.
@@ -39,7 +39,7 @@ pub fn run_on(cpus: &[usize]) -> std::io::Result<()> {
 /// True if a control group bounds the CPU time of this process. Then pinning would be wrong: twenty containers
 /// with a quota of one CPU each would all sit on the first ones.
 pub fn has_quota() -> bool {
-    cpu_quota(&Machine::here()).is_some()
+    cpu_quota(&MachineFiles::here()).is_some()
 }
 
 /// The CPU of each shard, or none.

@@ -15,11 +15,12 @@ pub mod cpu;
 pub mod doctor;
 #[doc(hidden)]
 pub mod guard;
-pub mod host;
 #[doc(hidden)]
 pub mod lines;
 #[doc(hidden)]
 pub mod log_thread;
+#[doc(alias = "host")]
+pub mod machine;
 pub mod memory;
 pub mod peer;
 #[doc(hidden)]

@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-use crate::host::machine::{GroupFile, GroupFiles, Machine};
-use crate::host::soft_limit;
+use crate::machine::files::{GroupFile, GroupFiles, MachineFiles};
+use crate::machine::soft_limit;
 
 /// From this value on a control group has no limit: the first version says so by the largest
 /// multiple of a page that a number holds.
@@ -46,18 +46,18 @@ impl fmt::Display for UsableMemory {
 /// }
 /// ```
 pub fn usable_memory() -> Option<UsableMemory> {
-    usable_memory_of(&Machine::here())
+    usable_memory_of(&MachineFiles::here())
 }
 
 /// The same of a machine.
-pub fn usable_memory_of(machine: &Machine) -> Option<UsableMemory> {
+pub fn usable_memory_of(machine: &MachineFiles) -> Option<UsableMemory> {
     let (own, available) = (own_memory(machine), available_memory(machine));
     own.into_iter().chain(available).min_by_key(|memory| memory.bytes)
 }
 
 /// The memory that is the process's own, and no other's: the least limit of its control groups and
 /// its address space.
-pub fn own_memory(machine: &Machine) -> Option<UsableMemory> {
+pub fn own_memory(machine: &MachineFiles) -> Option<UsableMemory> {
     let mut found: Vec<UsableMemory> = machine.group_files(&LIMITS).iter().filter_map(of_group).collect();
     let address_space = soft_limit(machine, "Max address space").filter(|bytes| *bytes < NO_LIMIT);
     found.extend(address_space.map(|bytes| UsableMemory { bytes, source: "RLIMIT_AS".to_owned() }));
@@ -65,12 +65,12 @@ pub fn own_memory(machine: &Machine) -> Option<UsableMemory> {
 }
 
 /// True if the process is in a control group that may have a limit, now or later.
-pub fn is_in_group(machine: &Machine) -> bool {
+pub fn is_in_group(machine: &MachineFiles) -> bool {
     !machine.group_files(&LIMITS).is_empty()
 }
 
 /// The memory that the machine has available for all.
-pub fn available_memory(machine: &Machine) -> Option<UsableMemory> {
+pub fn available_memory(machine: &MachineFiles) -> Option<UsableMemory> {
     let available = machine.kib_field("/proc/meminfo", "MemAvailable");
     available.map(|bytes| UsableMemory { bytes, source: "MemAvailable".to_owned() })
 }
@@ -189,7 +189,7 @@ mod tests {
     fn available_memory_is_found_in_its_text() {
         let available = |text: &str| {
             let machine = Groups::new("meminfo", &[("proc/meminfo", text)]);
-            usable_memory_of(&Machine::below(&machine.0)).map(|memory| memory.bytes)
+            usable_memory_of(&MachineFiles::below(&machine.0)).map(|memory| memory.bytes)
         };
         let text = "MemTotal:       24683956 kB\nMemFree:  1 kB\nMemAvailable:   24106020 kB\n";
         assert_eq!(available(text), Some(24_106_020 << 10));

@@ -63,7 +63,7 @@ pub use tokio_uring;
 #[doc(inline)]
 pub use ringserve_admission as admission;
 pub use ringserve_base::peer::Peer;
-pub use ringserve_base::{doctor, host};
+pub use ringserve_base::{doctor, machine};
 pub use ringserve_buf::ReplyWriter;
 pub use ringserve_core::{CloseKind, CloseReason, ClosedBy, ConnId, Frame, Limits, SharedPayload};
 pub use ringserve_drivers::SetupError;
@@ -75,13 +75,13 @@ pub use server::builder::Server;
 pub use server::driver::Driver;
 pub use server::running::ServerHandle;
 pub use server::runtime::Runtime;
-pub use server::several::Several;
+pub use server::several::MultiService;
 pub use shard::face::closed::{CloseCx, Failure};
 pub use shard::face::conn_handle::{ConnHandle, LocalHandle, PushError, StreamHandle};
 pub use shard::face::cx::{Cx, HeldReplies};
 pub use shard::face::handle::Shard;
 pub use shard::face::opening::{OpenCx, Refusal, Session};
-pub use shard::face::service::{IntoService, Service, WithHeads, starting, with_heads};
+pub use shard::face::service::{IntoService, Service, WithHeads, from_future, with_heads};
 pub use shard::remote::control::ServerControl;
 pub use stream::byte_stream::Stream;
 pub use stream::service::{StreamService, stream};
@@ -90,7 +90,7 @@ pub use websocket::ws;
 
 /// Values that the factory of a server may return: a service, or a future that makes one.
 pub mod factory {
-    pub use crate::shard::face::service::{Made, Making, NoService, Starting};
+    pub use crate::shard::face::service::{FactoryError, FactoryFuture, FactoryOutput, FromFuture};
 }
 
 /// Framings: bytes to frames, and replies to bytes.

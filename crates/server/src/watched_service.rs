@@ -14,7 +14,7 @@ use crate::shard::face::closed::{CloseCx, Failure};
 use crate::shard::face::cx::Cx;
 use crate::shard::face::handle::Shard;
 use crate::shard::face::opening::{OpenCx, Refusal};
-use crate::shard::face::service::{IntoService, Made, NoService, Service};
+use crate::shard::face::service::{FactoryError, FactoryOutput, IntoService, Service};
 use crate::trace::{Place, Trace};
 
 /// A log of the calls to services.
@@ -39,7 +39,7 @@ pub(crate) struct Watch<M> {
 impl<F: TypedFraming, M: IntoService<F>> IntoService<F> for Watch<M> {
     type Service = Watched<M::Service>;
 
-    fn into_service(self, shard: &Shard) -> Result<Made<Self::Service>, NoService> {
+    fn into_service(self, shard: &Shard) -> Result<FactoryOutput<Self::Service>, FactoryError> {
         let watcher = Watcher { trace: self.trace, shard: shard.index(), conns: RefCell::default() };
         self.made.into_service(shard)?.map(|made| Ok(Watched { service: made?, watcher }))
     }

@@ -25,7 +25,7 @@ use ringserve::listen::{ProxyProtocol, tcp};
 use ringserve::log::LogOptions;
 use ringserve::net::SocketOptions;
 use ringserve::tls::{Pem, Tls};
-use ringserve::{Limits, Server, Several, Stream, stream};
+use ringserve::{Limits, MultiService, Server, Stream, stream};
 
 use crate::balancer::Balancer;
 
@@ -90,7 +90,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "it must be 0.001 to 31536000".into())
 }
 
-fn server(balancer: &Arc<Balancer>) -> Result<Server<Several>, Box<dyn Error>> {
+fn server(balancer: &Arc<Balancer>) -> Result<Server<MultiService>, Box<dyn Error>> {
     let args = &balancer.args;
     let mut clients = tcp(args.listen);
     if !args.trust.is_empty() {

@@ -26,7 +26,7 @@ use ringserve::metrics::prometheus_client::registry::Registry;
 use ringserve::sync::{AskAll, Mesh};
 use ringserve::websocket::TextLines;
 use ringserve::{CloseCx, ConnId, Cx, Frame, Limits, LocalHandle, OpenCx, PushError, Refusal, Server};
-use ringserve::{ServerControl, Service, Session, Several, Shard, SharedPayload, http};
+use ringserve::{MultiService, ServerControl, Service, Session, Shard, SharedPayload, http};
 
 /// A chat server.
 #[derive(Parser)]
@@ -239,7 +239,7 @@ async fn metrics(server: ServerControl, meshes: Meshes) -> Result<Response<Strin
     Response::builder().header("content-type", Metrics::CONTENT_TYPE).body(text)
 }
 
-fn server(args: &Args) -> Server<Several> {
+fn server(args: &Args) -> Server<MultiService> {
     // A member that neither says nor hears anything for four hours is out.
     let limits = Limits::default().first_frame_timeout(None).idle_timeout(Duration::from_secs(4 * 3600));
     let limits = limits.frame_bytes_max(4096);

@@ -41,7 +41,7 @@ use ringserve::log::LogOptions;
 use ringserve::sync::Mesh;
 use ringserve::tls::{Pem, Tls, TlsError};
 use ringserve::websocket::WebSocketOptions;
-use ringserve::{Driver, Limits, Server, Several};
+use ringserve::{Driver, Limits, MultiService, Server};
 
 use crate::broker::Broker;
 use crate::packet::{PACKET_BYTES_MAX, PACKETS};
@@ -86,7 +86,7 @@ struct Args {
 
 impl Args {
     /// The broker, without what chooses the machine's part: driver and shards.
-    fn server(&self) -> Result<Server<Several>, TlsError> {
+    fn server(&self) -> Result<Server<MultiService>, TlsError> {
         let options = WebSocketOptions::new().protocols(["mqtt"]).binary_only();
         let websocket = |addr| tcp(addr).websocket_with(options.clone());
         let mut listeners: Vec<_> = [tcp(self.listen)].into_iter().chain(self.ws.map(websocket)).collect();

@@ -34,7 +34,7 @@ use ringserve::http::hyper::service::service_fn;
 use ringserve::listen::tcp;
 use ringserve::log::LogOptions;
 use ringserve::topics::{History, TopicOptions};
-use ringserve::{Driver, Limits, Server, Several, Shard, http};
+use ringserve::{Driver, Limits, MultiService, Server, Shard, http};
 
 use crate::hub::{Gateway, Hub};
 use crate::lines::Devices;
@@ -73,7 +73,7 @@ struct Args {
     driver: Driver,
 }
 
-fn server(args: &Args) -> Server<Several> {
+fn server(args: &Args) -> Server<MultiService> {
     let history = History::last(args.history).within(Duration::from_secs(args.history_seconds));
     let tokens = Tokens::new(args.token_secret.as_deref(), args.anonymous);
     let gateway = Gateway::new(TopicOptions::new(history), tokens, &args.api_key);

@@ -32,7 +32,7 @@ use ringserve::websocket::{
     Accept, Message, Messages, Reject, Upgrade, WebSocket, WebSocketOptions, WsCx, close,
 };
 use ringserve::{
-    CloseCx, ConnId, Driver, Limits, OpenCx, Refusal, Server, Session, Several, Shard, http, ws,
+    CloseCx, ConnId, Driver, Limits, MultiService, OpenCx, Refusal, Server, Session, Shard, http, ws,
 };
 use serde::{Deserialize, Serialize};
 
@@ -277,7 +277,7 @@ fn self_signed() -> Result<(Pem, Pem), Box<dyn Error>> {
     Ok((made.cert.pem().into(), made.signing_key.serialize_pem().into()))
 }
 
-fn server(args: &Args) -> Result<Server<Several>, Box<dyn Error>> {
+fn server(args: &Args) -> Result<Server<MultiService>, Box<dyn Error>> {
     let tls = match (&args.cert, &args.key) {
         _ if args.plain => None,
         (Some(cert), Some(key)) => Some((Pem::file(cert)?, Pem::file(key)?)),

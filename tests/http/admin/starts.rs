@@ -10,7 +10,7 @@ use ringserve::admin::Admin;
 use ringserve::admin::report::Phase;
 use ringserve::framing::LengthPrefix;
 use ringserve::net::Address;
-use ringserve::{Server, starting};
+use ringserve::{Server, from_future};
 use ringserve_tests::{Client, On, Puppet, SOON, Shared, eventually, no_time_limits, watch};
 
 use super::{Answer, endpoint, get, lab, refused};
@@ -86,7 +86,7 @@ fn endpoint_answers_while_factories_are_pending() {
         server.start(move |shard| {
             let (open, shared) = (open.lock().unwrap().take().expect("one shard"), shared.clone());
             let wait = shard.spawn_blocking(move || open.recv_timeout(SOON));
-            starting(async move {
+            from_future(async move {
                 wait.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
                 Ok::<_, String>(Puppet::new(shared))
             })

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use super::case::{Case, Texts};
 use super::{Certainty, Finding, Severity};
-use crate::host::machine::Machine;
+use crate::machine::files::MachineFiles;
 
 /// Directories whose `.conf` files are read at the boot, and the one file beside them.
 const FOLDERS: &[&str] = &["/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d"];
@@ -173,7 +173,7 @@ pub(super) fn outdated(case: &Case<'_>, found: &mut Vec<Finding>) {
 }
 
 /// All lines that set something, file by file.
-fn lines(machine: &Machine) -> Vec<Line> {
+fn lines(machine: &MachineFiles) -> Vec<Line> {
     // The same name in an earlier folder replaces a file.
     let mut files: BTreeMap<String, String> = BTreeMap::new();
     for folder in FOLDERS {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use ringserve_drivers::{SetupError, probe, probe_accept};
 
 use super::{Certainty, Finding, Severity, Workload};
-use crate::host::machine::{Machine, Refusal};
-use crate::host::{MachineStats, read_of};
+use crate::machine::files::{FileRefusal, MachineFiles};
+use crate::machine::{MachineStats, read_of};
 
 /// The state of a server's rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,13 +71,13 @@ pub(crate) type Trial = fn() -> Result<bool, SetupError>;
 
 /// All that the checks look at.
 pub(crate) struct Case<'a> {
-    pub(crate) machine: &'a Machine,
+    pub(crate) machine: &'a MachineFiles,
     pub(crate) setup: &'a Setup,
     pub(crate) expected: &'a Workload,
     /// The machine now.
     pub(crate) host: MachineStats,
     /// The files for that which could not be looked at.
-    pub(crate) host_refused: Vec<Refusal>,
+    pub(crate) host_refused: Vec<FileRefusal>,
     /// The machine at an earlier look.
     pub(crate) before: Option<MachineStats>,
     /// Of a server that runs.
@@ -88,7 +88,7 @@ pub(crate) struct Case<'a> {
 
 impl<'a> Case<'a> {
     /// Tries rings if the setup says nothing of them.
-    pub(crate) fn new(machine: &'a Machine, setup: &'a Setup, expected: &'a Workload) -> Case<'a> {
+    pub(crate) fn new(machine: &'a MachineFiles, setup: &'a Setup, expected: &'a Workload) -> Case<'a> {
         Case::tried(machine, setup, expected, || {
             let found = probe()?;
             probe_accept()?;
@@ -98,7 +98,7 @@ impl<'a> Case<'a> {
 
     /// The same, with another trial of rings.
     pub(crate) fn tried(
-        machine: &'a Machine,
+        machine: &'a MachineFiles,
         setup: &'a Setup,
         expected: &'a Workload,
         trial: Trial,

@@ -4,7 +4,7 @@ use ringserve_drivers::SetupError;
 
 use super::case::{Case, Rings, Texts, size};
 use super::{Certainty, Finding, Severity};
-use crate::host;
+use crate::machine;
 
 /// Memory that a ring locks: 41 rings took 8 MiB.
 const RING_LOCKED_BYTES: u64 = 200 << 10;
@@ -64,7 +64,7 @@ pub(super) fn io_uring(case: &Case<'_>, found: &mut Vec<Finding>) {
 /// Whether descriptors suffice for the connections.
 pub(super) fn descriptors(case: &Case<'_>, found: &mut Vec<Finding>) {
     // The server raises the soft limit to the hard one.
-    let Some((_, limit)) = host::limits(case.machine, "Max open files") else { return };
+    let Some((_, limit)) = machine::limits(case.machine, "Max open files") else { return };
     let Some(connections) = case.connections() else { return };
     let (shards, upstreams) = (case.shards(), case.setup.upstreams_max);
     let is_each_one = case.takes_descriptors();
@@ -119,7 +119,7 @@ pub(super) fn locked_memory(case: &Case<'_>, found: &mut Vec<Finding>) {
         // No limit, no rings, or those of all shards are made already.
         return;
     }
-    let Some(limit) = host::soft_limit(case.machine, "Max locked memory") else { return };
+    let Some(limit) = machine::soft_limit(case.machine, "Max locked memory") else { return };
     let shards = case.shards();
     let needed = shards * RING_LOCKED_BYTES;
     if needed <= limit {

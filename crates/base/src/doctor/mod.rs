@@ -46,9 +46,9 @@ use ringserve_core::Time;
 use ringserve_drivers::guarded;
 
 use crate::clock::Deadline;
-use crate::host::machine::{Machine, Refusal};
-use crate::host::{MachineStats, read_of};
 use crate::lines::{error, warn};
+use crate::machine::files::{FileRefusal, MachineFiles};
+use crate::machine::{MachineStats, read_of};
 
 /// The severity of a [`Finding`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -350,7 +350,7 @@ const WATCHED: Duration = Duration::from_millis(200);
 /// Examines a server that does not run yet, for two tenths of a second.
 #[doc(hidden)]
 pub fn examine(setup: &Setup, expected: &Workload) -> Vec<Finding> {
-    let machine = Machine::here().noting();
+    let machine = MachineFiles::here().noting();
     let before = read_of(&machine);
     let watched = Deadline::within(WATCHED);
     watched.pauses(WATCHED);
@@ -367,7 +367,7 @@ pub struct Record {
 impl Record {
     /// Examines a server that starts, and writes findings to the log that are warnings or worse.
     pub fn begin(setup: Setup) -> Record {
-        let (machine, expected) = (Machine::here().noting(), Workload::default());
+        let (machine, expected) = (MachineFiles::here().noting(), Workload::default());
         let case = Case::new(&machine, &setup, &expected);
         tell(&case);
         let past = Mutex::new(Past::new(case.host));
@@ -376,7 +376,7 @@ impl Record {
 
     /// Examines the server at work, at this time of its clock.
     pub fn examine(&self, expected: &Workload, lived: Lived, now: Time) -> Vec<Finding> {
-        let machine = Machine::here().noting();
+        let machine = MachineFiles::here().noting();
         let case = Case::new(&machine, &self.setup, expected).of_server(lived);
         let before = self.past.lock().unwrap_or_else(PoisonError::into_inner).before(now, &case.host);
         diagnose(&case.since(before))
@@ -434,12 +434,12 @@ impl Check {
         (self.look)(case, found);
         let mut refused = case.machine.take_refused();
         let read_before = case.host_refused.iter();
-        let is_its = |refusal: &&Refusal| self.files.iter().any(|file| refusal.path.starts_with(file));
+        let is_its = |refusal: &&FileRefusal| self.files.iter().any(|file| refusal.path.starts_with(file));
         refused.extend(read_before.filter(is_its).cloned());
         if found.len() > before {
             return;
         }
-        let Some(Refusal { path, why }) = refused.first() else { return };
+        let Some(FileRefusal { path, why }) = refused.first() else { return };
         let mut others: Vec<&str> =
             refused.iter().map(|other| &*other.path).filter(|other| other != path).collect();
         others.sort_unstable();

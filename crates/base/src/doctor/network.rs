@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::case::{Case, Texts, percent};
 use super::{Certainty, Finding, Severity};
-use crate::host::machine::Machine;
+use crate::machine::files::MachineFiles;
 
 /// A stall that any server may have: a handler that computes, a scheduler that is busy.
 const STALL: Duration = Duration::from_millis(100);
@@ -185,7 +185,7 @@ pub(super) fn migrate(case: &Case<'_>, found: &mut Vec<Finding>) {
 }
 
 /// True if the kernel hands handshakes over to the other server on a port.
-pub fn migrates(machine: &Machine) -> bool {
+pub fn migrates(machine: &MachineFiles) -> bool {
     machine.sysctl("net.ipv4.tcp_migrate_req").is_some_and(|value| value != 0)
 }
 

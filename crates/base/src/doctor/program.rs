@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use super::case::{Case, Texts};
 use super::{Certainty, Finding, Severity};
-use crate::host::machine::Machine;
+use crate::machine::files::MachineFiles;
 
 /// `CAP_SYS_PTRACE`.
 const SYS_PTRACE: u32 = 19;
@@ -26,7 +26,7 @@ pub(super) struct Build {
 }
 
 impl Build {
-    fn own(machine: &Machine) -> Build {
+    fn own(machine: &MachineFiles) -> Build {
         Build {
             is_debug: cfg!(debug_assertions),
             aborts: cfg!(panic = "abort"),
@@ -91,7 +91,7 @@ fn calls(n: usize) -> usize {
 /// Whether functions of this crate begin by setting up a frame pointer: the first instructions of
 /// one of them are looked at. `None` where its memory may not be read, and on other processors than
 /// x86-64 and aarch64.
-fn has_frame_pointers(machine: &Machine) -> Option<bool> {
+fn has_frame_pointers(machine: &MachineFiles) -> Option<bool> {
     let mut code = [0; 32];
     let address = with_a_frame as fn(usize) -> usize as usize;
     File::open(machine.place("/proc/self/mem")).ok()?.read_exact_at(&mut code, address as u64).ok()?;

@@ -12,8 +12,8 @@ use ringserve_drivers::SetupError;
 
 use super::case::{Case, Lived, Rings, Setup};
 use super::{Finding, LOOKS_EVERY, Past, Severity, Workload, diagnose};
-use crate::host::machine::Machine;
-use crate::host::{CpuTicks, MachineStats, read_of};
+use crate::machine::files::MachineFiles;
+use crate::machine::{CpuTicks, MachineStats, read_of};
 
 /// A machine in a directory of the test's, sound but for what is planted.
 struct Planted(PathBuf);
@@ -74,8 +74,8 @@ impl Planted {
         self
     }
 
-    fn machine(&self) -> Machine {
-        Machine::below(&self.0).noting()
+    fn machine(&self) -> MachineFiles {
+        MachineFiles::below(&self.0).noting()
     }
 
     fn findings(&self, setup: &Setup, expected: &Workload) -> Vec<Finding> {
@@ -222,7 +222,7 @@ fn unusable_rings_are_named_with_their_fix() {
 
 #[test]
 fn rings_of_this_machine_accept_or_the_cause_is_named() {
-    let (machine, setup, expected) = (Machine::here(), setup(), Workload::default());
+    let (machine, setup, expected) = (MachineFiles::here(), setup(), Workload::default());
     match Case::new(&machine, &setup, &expected).rings {
         Ok(rings) => assert!(matches!(rings, Rings::Tables | Rings::Descriptors)),
         Err(error) => assert!(!error.to_string().is_empty()),

@@ -219,11 +219,11 @@ pub struct ServerLimits {
     /// are refused. Default 1024: with 64 threads and 10 ms for a call the last one waits 160 ms.
     /// Each costs the memory that its function holds.
     pub blocking_queue_max: usize,
-    /// Time that the factories of all services may take at startup, futures of [`starting`]
+    /// Time that the factories of all services may take at startup, futures of [`from_future`]
     /// included. Above it the start fails with an error that names the service and the shard. 17 ms
     /// to a year. Off by default: a log line names both after 10 s.
     ///
-    /// [`starting`]: https://docs.rs/ringserve/latest/ringserve/fn.starting.html
+    /// [`from_future`]: https://docs.rs/ringserve/latest/ringserve/fn.from_future.html
     pub start_timeout: Option<Duration>,
     /// Time that connections have to finish when the server shuts down; the rest is reset. Default
     /// 25 s: Kubernetes kills after 30 s, which leaves 5 s for connections that do not even end by

@@ -16,7 +16,7 @@ use ringserve_server::limits::ServerLimits;
 use ringserve_server::listen::{Endpoint, Endpoints, ProxyProtocol, endpoints, tcp};
 use ringserve_server::stats::{UpstreamFigures, UpstreamSource};
 use ringserve_server::{
-    Error, Limits, Server, ServerControl, ServerHandle, Several, Shard, Stream, http, stream,
+    Error, Limits, MultiService, Server, ServerControl, ServerHandle, Shard, Stream, http, stream,
 };
 
 use super::error::ConfigError;
@@ -35,7 +35,7 @@ const RELAY_OUTBOX: usize = 1 << 20;
 
 /// A server of a [`GatewayFile`], with its [`Reloader`].
 pub struct GatewayServer {
-    server: Server<Several>,
+    server: Server<MultiService>,
     reloader: Reloader,
 }
 
@@ -147,12 +147,12 @@ fn listening(
 }
 
 fn with_service(
-    server: Server<Several>,
+    server: Server<MultiService>,
     service: &ServicePart,
     routes: &Routes,
     options: &OptionsPart,
     upstreams: &Upstreams,
-) -> Result<Server<Several>, Box<dyn std::error::Error>> {
+) -> Result<Server<MultiService>, Box<dyn std::error::Error>> {
     let endpoints = listening(service)?;
     let mut bounds = HttpOptions::default().response_timeout(None);
     if let Some(time) = service.header_timeout {

@@ -4,7 +4,7 @@ use std::process;
 use std::time::Duration;
 
 use ringserve_base::doctor::Certainty;
-use ringserve_base::host::machine::Machine;
+use ringserve_base::machine::files::MachineFiles;
 use ringserve_report::{
     AcceptQueue, BackendReport, Close, Connection, Finding, Overload, Phase, Quantiles, Rates, Report,
     ServerFacts, ServiceReport, Severity, ShardReport, Stage, State, Times, UpstreamReport,
@@ -33,7 +33,7 @@ pub(super) struct Lists {
 /// Of a server whose factories are pending.
 pub(super) fn starting() -> Report {
     Report {
-        server: ServerFacts { phase: Phase::Starting, ..process_facts(&Machine::here()) },
+        server: ServerFacts { phase: Phase::Starting, ..process_facts(&MachineFiles::here()) },
         ..Report::default()
     }
 }
@@ -154,7 +154,7 @@ fn present(stages: &[Stage]) -> Option<Finding> {
     })
 }
 
-fn process_facts(machine: &Machine) -> ServerFacts {
+fn process_facts(machine: &MachineFiles) -> ServerFacts {
     let program = std::env::current_exe().ok();
     let name =
         program.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned());

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use ringserve_base::doctor::{Severity, Workload};
-use ringserve_base::host::read_of;
+use ringserve_base::machine::read_of;
 use ringserve_core::{CloseReason, Limits, Time};
 use ringserve_report as report;
 

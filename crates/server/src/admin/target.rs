@@ -2,8 +2,8 @@
 
 use std::sync::OnceLock;
 
-use ringserve_base::host::machine::Machine;
-use ringserve_base::host::read_of;
+use ringserve_base::machine::files::MachineFiles;
+use ringserve_base::machine::read_of;
 
 use crate::funnel::MachineFigures;
 use crate::server::running::Facts;
@@ -21,7 +21,7 @@ pub(super) struct Running {
     pub(super) facts: Facts,
     /// The machine, with files that are open since the server began: reports are asked for most
     /// when descriptors are used up.
-    pub(super) machine: Machine,
+    pub(super) machine: MachineFiles,
     /// The machine's counts of then.
     pub(super) before: MachineFigures,
 }
@@ -29,7 +29,7 @@ pub(super) struct Running {
 impl Target {
     pub(super) fn begins(&self, control: ServerControl, facts: Facts) {
         // There is one start.
-        let machine = Machine::here().keeping();
+        let machine = MachineFiles::here().keeping();
         let before = MachineFigures::of(&read_of(&machine));
         let _ = self.running.set(Running { control, facts, machine, before });
     }

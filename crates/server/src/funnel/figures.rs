@@ -1,6 +1,6 @@
 //! The input of the funnel: figures of one moment, as plain numbers.
 
-use ringserve_base::host::MachineStats;
+use ringserve_base::machine::MachineStats;
 use std::time::Duration;
 
 use crate::stats::StallCause;

@@ -15,7 +15,7 @@ use super::connection::{Http, HttpError};
 use super::options::HttpOptions;
 use super::watched::Serving;
 use crate::shard::face::handle::Shard;
-use crate::shard::face::service::{IntoService, Made, NoService};
+use crate::shard::face::service::{FactoryError, FactoryOutput, IntoService};
 use crate::stream::byte_stream::Stream;
 use crate::stream::service::{HandleStream, Streams, adjust};
 
@@ -137,9 +137,9 @@ where
 {
     type Service = Streams<OnShard<S>>;
 
-    fn into_service(self, shard: &Shard) -> Result<Made<Self::Service>, NoService> {
+    fn into_service(self, shard: &Shard) -> Result<FactoryOutput<Self::Service>, FactoryError> {
         let http = Http::new(shard, &self.options)?.serving(self.serving);
-        Ok(Made::Now(Streams::new(shard, OnShard { http, service: Rc::new(self.service) })))
+        Ok(FactoryOutput::Now(Streams::new(shard, OnShard { http, service: Rc::new(self.service) })))
     }
 
     fn adjust(limits: &mut Limits) {

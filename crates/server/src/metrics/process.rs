@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Unit;
-use ringserve_base::host::machine::Machine;
-use ringserve_base::host::{open_descriptors, soft_limit};
+use ringserve_base::machine::files::MachineFiles;
+use ringserve_base::machine::{open_descriptors, soft_limit};
 
 use super::families::Families;
 
@@ -51,7 +51,7 @@ struct ProcessFigures {
 }
 
 impl ProcessFigures {
-    fn of(machine: &Machine, booted: Option<f64>) -> ProcessFigures {
+    fn of(machine: &MachineFiles, booted: Option<f64>) -> ProcessFigures {
         let stat = machine.text("/proc/self/stat").unwrap_or_default();
         // The name of the program is in parentheses, and may have some itself. The third field is
         // behind it.
@@ -71,7 +71,7 @@ impl ProcessFigures {
 }
 
 /// When the machine booted. The file has a line for each CPU and each interrupt, and is read once.
-fn booted(machine: &Machine) -> Option<f64> {
+fn booted(machine: &MachineFiles) -> Option<f64> {
     let text = machine.text("/proc/stat")?;
     text.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
 }
@@ -79,7 +79,7 @@ fn booted(machine: &Machine) -> Option<f64> {
 impl Collector for Process {
     fn encode(&self, to: DescriptorEncoder<'_>) -> fmt::Result {
         static BOOTED: OnceLock<Option<f64>> = OnceLock::new();
-        let machine = Machine::here();
+        let machine = MachineFiles::here();
         let booted = *BOOTED.get_or_init(|| booted(&machine));
         write(&ProcessFigures::of(&machine, booted), &mut Families::new(to, "process_"))
     }
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn this_process_has_all_figures() {
-        let machine = Machine::here();
+        let machine = MachineFiles::here();
         let found = ProcessFigures::of(&machine, booted(&machine));
         assert!(
             found.open_fds.is_some_and(|count| count >= 3) && found.max_fds >= found.open_fds,
@@ -127,7 +127,7 @@ mod tests {
         std::fs::create_dir_all(root.join("proc/self")).unwrap();
         let stat = "7 (a) R (b)) S 1 1 1 0 -1 4194304 1 0 0 0 150 50 0 0 20 0 1 0 300 8192 2 9";
         std::fs::write(root.join("proc/self/stat"), stat).unwrap();
-        let found = ProcessFigures::of(&Machine::below(&root), Some(1000.0));
+        let found = ProcessFigures::of(&MachineFiles::below(&root), Some(1000.0));
         std::fs::remove_dir_all(root).unwrap();
         assert_eq!((found.cpu_seconds, found.start_time), (Some(2.0), Some(1003.0)));
         assert_eq!((found.virtual_bytes, found.max_fds, found.resident_bytes), (Some(8192), None, None));

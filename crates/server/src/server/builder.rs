@@ -35,7 +35,7 @@ use crate::stats::{ServerStats, UpstreamSource};
 use crate::watch::options::StallOptions;
 
 /// A server before its start. `F` is the framing of its one service, or
-/// [`Several`](super::several::Several) for [several services](Server::new).
+/// [`MultiService`](super::several::MultiService) for [several services](Server::new).
 ///
 /// ```no_run
 /// use ringserve::{Cx, Frame, Server, Service, framing::Lines};
@@ -144,7 +144,7 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
     /// listeners are closed, frames that had arrived are answered, and the rest is reset after
     /// [`ServerLimits::drain_timeout`] ([`ServerHandle::shutdown`]). A second signal ends the
     /// server at once; two SIGTERMs within 200 ms are one. A signal while a factory still waits
-    /// ends the server before it began, with `Ok`: the future of [`starting`](crate::starting()) is
+    /// ends the server before it began, with `Ok`: the future of [`from_future`](crate::from_future()) is
     /// dropped, and the thread of a factory that blocks is left alone. Where the start fails
     /// otherwise the signal then ends the process.
     ///
@@ -172,7 +172,7 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
     }
 
     /// Starts the server on its own threads. `factory` is called on each shard's thread, may fail,
-    /// and may [wait](crate::starting()). Signals are left alone.
+    /// and may [wait](crate::from_future()). Signals are left alone.
     ///
     /// The factory, and what it captured, lives until all shards ended and the last blocking call
     /// did: a lock of a file that it holds is kept for as long.
@@ -219,7 +219,7 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
     /// Starts the server and serves until `future` is done or a shard ended by itself; then shuts
     /// down as [`ServerHandle::shutdown`] does and waits for the end. Signals are left alone: the
     /// future may be the program's own signal handler. It is polled on this thread, from the moment
-    /// at which every shard is ready or [waits](crate::starting()) for a service. If it is done
+    /// at which every shard is ready or [waits](crate::from_future()) for a service. If it is done
     /// before all services are there, the server ends before it began, and all figures are zero. If
     /// it panics, the server ends at once.
     ///

@@ -21,7 +21,7 @@ use super::listen::sockets::Listening;
 use super::running::ServerHandle;
 use super::runtime::Runtime;
 use super::serves::{Kept, Serves};
-use super::several::Several;
+use super::several::MultiService;
 use super::start::Prepared;
 use crate::blocking::Pool;
 use crate::blocking::threads::Threads;
@@ -80,7 +80,7 @@ where
 ///
 /// # Errors
 /// Those of [`start_on`].
-pub fn start_several_on<D: Drivers>(server: Server<Several>, drivers: D) -> Result<ServerHandle, Error> {
+pub fn start_several_on<D: Drivers>(server: Server<MultiService>, drivers: D) -> Result<ServerHandle, Error> {
     start_prepared_on(server.prepared(), drivers)
 }
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 use std::{io, thread};
 
 use ringserve_base::clock::Deadline;
-use ringserve_base::host::machine::Machine;
 use ringserve_base::lines::{info, warn};
 use ringserve_base::log_thread::hand_over;
+use ringserve_base::machine::files::MachineFiles;
 use ringserve_base::memory::{UsableMemory, available_memory, is_in_group, own_memory};
 use ringserve_core::{Limits, ServerLimits};
 
@@ -115,7 +115,7 @@ pub(super) fn fit(
     server: &mut ServerLimits,
     services: &mut [&mut Limits],
 ) -> Result<Option<Fit>, Error> {
-    let machine = Machine::here();
+    let machine = MachineFiles::here();
     let (own, available) = (own_memory(&machine), available_memory(&machine));
     fit.available = available.as_ref().map(|memory| memory.bytes);
     if let Some(usable) = own.clone().filter(|own| !fit.keeps && fit.least() > own.bytes) {
@@ -183,7 +183,7 @@ pub(super) fn follow(mut fit: Fit, control: &ServerControl) -> io::Result<()> {
     let control = control.clone();
     let looks = move || {
         let _handing = hand_over(None);
-        let machine = Machine::here();
+        let machine = MachineFiles::here();
         while Deadline::within(LOOKS_EVERY).pauses(LOOKS_EVERY) && control.has_shards() {
             let own = own_memory(&machine);
             let limits = fit.limits(own.as_ref().map(|memory| memory.bytes));

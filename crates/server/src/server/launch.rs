@@ -27,7 +27,7 @@ use super::running::{Launched, ServerHandle, ShardDeath, ShardEnd};
 use super::runtime::Runtime;
 use super::serves::Serves;
 use crate::error::Error;
-use crate::shard::face::service::Made;
+use crate::shard::face::service::FactoryOutput;
 use crate::shard::running::beginning::Beginning;
 use crate::shard::running::starting::{Ended, Gate, ShardStart, Starting, Until};
 use crate::shard::state::services::Services;
@@ -207,7 +207,7 @@ impl ShardSeed {
                 let served = runtime.run(Box::pin(async move {
                     match self.prepare(serves, driver, &start) {
                         None => Ok(Default::default()),
-                        Some((shard, Gate::Serving, Made::Now(services))) => {
+                        Some((shard, Gate::Serving, FactoryOutput::Now(services))) => {
                             shard.serving(services).run_hosted().await
                         }
                         Some((shard, _, made)) => Beginning::new(shard, made, start).run_hosted().await,
@@ -230,7 +230,7 @@ impl ShardSeed {
     ) -> ShardEnd {
         let end = match self.prepare(serves, driver, &start) {
             None => return Ok(Default::default()),
-            Some((shard, Gate::Serving, Made::Now(services))) => shard.serving(services).run(),
+            Some((shard, Gate::Serving, FactoryOutput::Now(services))) => shard.serving(services).run(),
             Some((shard, _, made)) => Beginning::new(shard, made, start).run(),
         };
         end.map_err(ShardDeath::Driver)
@@ -255,7 +255,7 @@ impl ShardSeed {
 }
 
 /// A shard whose factories returned: how far the start is, and its services.
-type Prepared<D, V> = (ShardLoop<D, ()>, Gate, Made<V, Error>);
+type Prepared<D, V> = (ShardLoop<D, ()>, Gate, FactoryOutput<V, Error>);
 
 pub(super) fn give_up(start: &ShardStart, error: Error) -> ShardEnd {
     start.failed(error);

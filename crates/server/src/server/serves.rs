@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::shard::calls::running_calls::calls;
 use crate::shard::calls::service_lane::ServiceLane;
 use crate::shard::face::handle::Shard;
-use crate::shard::face::service::{IntoService, Made, NoService, Service};
+use crate::shard::face::service::{FactoryError, FactoryOutput, IntoService, Service};
 use crate::shard::running::starting::ShardStart;
 use crate::shard::state::many::{Many, TaskNumbers};
 use crate::shard::state::services::Services;
@@ -47,7 +47,7 @@ pub(crate) trait Serves: Sized {
 }
 
 /// The services that factories made for a shard.
-pub(crate) type MadeOf<V> = Made<V, Error>;
+pub(crate) type MadeOf<V> = FactoryOutput<V, Error>;
 
 /// Factories that are no longer called, with what they captured: a lock file, a handle of the log.
 /// Each shard keeps them to its end, and the handle of the server until the last blocking call
@@ -134,14 +134,14 @@ fn made<F: TypedFraming, Make: IntoService<F>>(
     let panicked = move |panic: Panicked| Error::FactoryPanicked { shard: of, message: panic.to_string() };
     let made = guard(|| factory().into_service(shard)).map_err(panicked)?;
     let mut making = match made.map_err(|error| no_service(of, error))? {
-        Made::Now(service) => {
+        FactoryOutput::Now(service) => {
             start.made(number);
-            return Ok(Made::Now(service));
+            return Ok(FactoryOutput::Now(service));
         }
-        Made::Later(making) => making,
+        FactoryOutput::Later(making) => making,
     };
     let start = start.clone();
-    Ok(Made::Later(Box::pin(async move {
+    Ok(FactoryOutput::Later(Box::pin(async move {
         let polled = poll_fn(|task| match guard(|| making.as_mut().poll(task)) {
             Ok(polled) => polled.map(Ok),
             Err(panic) => Poll::Ready(Err(panicked(panic))),
@@ -155,7 +155,7 @@ fn made<F: TypedFraming, Make: IntoService<F>>(
     })))
 }
 
-fn no_service(shard: usize, error: NoService) -> Error {
+fn no_service(shard: usize, error: FactoryError) -> Error {
     let factory = |error| Error::Factory { shard, error };
     error.downcast().map_or_else(factory, |limit| Error::Limits(*limit))
 }
@@ -172,20 +172,20 @@ fn abandon<V>(all: &mut Vec<MadeOf<V>>) {
 fn all_of<V: 'static>(mut all: Vec<MadeOf<V>>) -> MadeOf<Vec<V>> {
     fn take<V>(all: &mut Vec<MadeOf<V>>) -> Vec<V> {
         let there = |made| match made {
-            Made::Now(made) => Some(made),
-            Made::Later(_) => None,
+            FactoryOutput::Now(made) => Some(made),
+            FactoryOutput::Later(_) => None,
         };
         all.drain(..).filter_map(there).collect()
     }
-    if all.iter().all(|made| matches!(made, Made::Now(_))) {
-        return Made::Now(take(&mut all));
+    if all.iter().all(|made| matches!(made, FactoryOutput::Now(_))) {
+        return FactoryOutput::Now(take(&mut all));
     }
-    Made::Later(Box::pin(poll_fn(move |task| {
+    FactoryOutput::Later(Box::pin(poll_fn(move |task| {
         let mut waits = false;
         for number in 0..all.len() {
-            if let Made::Later(making) = &mut all[number] {
+            if let FactoryOutput::Later(making) = &mut all[number] {
                 match making.as_mut().poll(task) {
-                    Poll::Ready(Ok(made)) => all[number] = Made::Now(made),
+                    Poll::Ready(Ok(made)) => all[number] = FactoryOutput::Now(made),
                     Poll::Ready(Err(error)) => {
                         abandon(&mut all);
                         return Poll::Ready(Err(error));

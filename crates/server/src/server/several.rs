@@ -17,15 +17,16 @@ use crate::shard::state::shard_loop::Admit;
 use crate::stats::ServerStats;
 
 /// The services of a [`Server`] with several of them. It stands in the place of a framing, since each service has its own.
+#[doc(alias = "Several")]
 #[derive(Default)]
-pub struct Several {
+pub struct MultiService {
     /// Makes each service with the server's `admit`, which a program may set later.
     hosted: Vec<HostedBy>,
 }
 
 type HostedBy = Box<dyn FnOnce(Option<Admit>) -> Box<dyn Hosted> + Send>;
 
-impl Server<Several> {
+impl Server<MultiService> {
     /// A server of several services on the same shards: an admin port beside the public one, a second protocol, an address with
     /// other limits. The services share connections, memory, threads and the shutdown of the server; each has its own framing,
     /// [`Limits`](crate::Limits) and [counters](crate::stats::ServerStats::services).
@@ -55,22 +56,22 @@ impl Server<Several> {
     ///     .serve()
     /// # }
     /// ```
-    pub fn new() -> Server<Several> {
+    pub fn new() -> Server<MultiService> {
         Server {
             binds: Binds::default(),
-            framing: Several::default(),
+            framing: MultiService::default(),
             config: ServerConfig::default(),
             hooks: StartHooks::default(),
         }
     }
 
     /// Adds a service, reached at all of `endpoints`. `factory` is called once on each shard's thread, may fail, and may
-    /// [wait](crate::starting()); it and what it captured live until all shards ended. There may be 32 services.
+    /// [wait](crate::from_future()); it and what it captured live until all shards ended. There may be 32 services.
     pub fn service<E, Make>(
         mut self,
         endpoints: E,
         factory: impl Fn(&Shard) -> Make + Send + Sync + 'static,
-    ) -> Server<Several>
+    ) -> Server<MultiService>
     where
         E: IntoEndpoints,
         Make: IntoService<E::Framing>,
@@ -122,8 +123,8 @@ impl Server<Several> {
     }
 }
 
-impl Default for Server<Several> {
-    fn default() -> Server<Several> {
+impl Default for Server<MultiService> {
+    fn default() -> Server<MultiService> {
         Server::new()
     }
 }

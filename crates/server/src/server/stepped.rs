@@ -25,7 +25,7 @@ use super::start::Prepared;
 use crate::blocking::Pool;
 use crate::error::Error;
 use crate::overload::{Load, Overload, Told};
-use crate::shard::face::service::Made;
+use crate::shard::face::service::FactoryOutput;
 use crate::shard::remote::control::ServerControl;
 use crate::shard::running::beginning::Beginning;
 use crate::shard::running::starting::{ShardStart, StartState, Starting};
@@ -98,10 +98,10 @@ impl SteppedServer {
             let (shard, made) = seed.make(serves.again(), driver, start)?;
             let start = start.clone();
             Ok(MadeShard {
-                is_there: matches!(made, Made::Now(_)),
+                is_there: matches!(made, FactoryOutput::Now(_)),
                 steps: Box::new(move |ring, all_there| {
                     let stage = match made {
-                        Made::Now(services) if all_there => Stage::Serves(shard.serving(services)),
+                        FactoryOutput::Now(services) if all_there => Stage::Serves(shard.serving(services)),
                         made => Stage::Begins(Beginning::new(shard, made, start)),
                     };
                     Box::new(SteppedShard::new(ring, stage))

@@ -8,7 +8,7 @@ use std::io;
 use std::time::Duration;
 
 use ringserve_base::doctor;
-use ringserve_base::host::machine::Machine;
+use ringserve_base::machine::files::MachineFiles;
 use ringserve_core::Address;
 use ringserve_drivers::TcpOption;
 use socket2::{Socket, TcpKeepalive};
@@ -78,7 +78,7 @@ impl Warnings {
 
     /// Warns of connections that are being made while one of two servers on a port closes its listeners.
     pub(crate) fn shared_port(&mut self) {
-        if !doctor::migrates(&Machine::here()) {
+        if !doctor::migrates(&MachineFiles::here()) {
             let text = "share_port: net.ipv4.tcp_migrate_req is off, so a connection whose handshake takes longer than a \
                         shutdown of this server waits for it is reset; with net.ipv4.tcp_migrate_req=1 the kernel hands it \
                         to the other server on this port";

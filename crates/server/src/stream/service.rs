@@ -17,7 +17,7 @@ use crate::shard::face::closed::CloseCx;
 use crate::shard::face::cx::Cx;
 use crate::shard::face::handle::Shard;
 use crate::shard::face::opening::{OpenCx, Refusal};
-use crate::shard::face::service::{IntoService, Made, NoService, Service};
+use crate::shard::face::service::{FactoryError, FactoryOutput, IntoService, Service};
 use crate::shard::tasks::session::Session;
 use crate::shard::tasks::spawned::ResetsOnPanic;
 
@@ -89,8 +89,8 @@ where
 {
     type Service = Streams<StreamService<H>>;
 
-    fn into_service(self, shard: &Shard) -> Result<Made<Self::Service>, NoService> {
-        Ok(Made::Now(Streams::new(shard, self)))
+    fn into_service(self, shard: &Shard) -> Result<FactoryOutput<Self::Service>, FactoryError> {
+        Ok(FactoryOutput::Now(Streams::new(shard, self)))
     }
 
     fn adjust(limits: &mut Limits) {

@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::overload::Load;
 use crate::server::builder::Server;
 use crate::server::serves::{AllOf, MadeOf, Serves};
-use crate::server::several::Several;
+use crate::server::several::MultiService;
 use crate::server::start::Prepared;
 use crate::server::stepped::SteppedServer;
 use crate::shard::face::handle::Shard;
@@ -87,7 +87,7 @@ impl Sim {
     /// # Panics
     /// If the server does not start. [`start_several`](Sim::start_several) returns the error.
     #[track_caller]
-    pub fn serve_several(&self, server: Server<Several>) -> Vec<SocketAddr> {
+    pub fn serve_several(&self, server: Server<MultiService>) -> Vec<SocketAddr> {
         match self.start_several(server) {
             Ok(server) => server.addrs,
             Err(error) => panic!("the server does not start: {error}"),
@@ -99,7 +99,7 @@ impl Sim {
     ///
     /// # Errors
     /// Those of [`Server::start`](crate::Server::start).
-    pub fn start_several(&self, server: Server<Several>) -> Result<SimServer, Error> {
+    pub fn start_several(&self, server: Server<MultiService>) -> Result<SimServer, Error> {
         let Prepared { config, hooks, serves } = server.prepared();
         let serves = AllWatched { all: serves, watches: self.watches() };
         self.start_prepared(Prepared { config, hooks, serves })

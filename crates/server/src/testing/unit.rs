@@ -24,7 +24,7 @@ use crate::shard::face::closed::{CloseCx, Failure};
 use crate::shard::face::cx::Cx;
 use crate::shard::face::handle::Shard;
 use crate::shard::face::opening::{OpenCx, Refusal};
-use crate::shard::face::service::{IntoService, Made, NoService, Service};
+use crate::shard::face::service::{FactoryError, FactoryOutput, IntoService, Service};
 use crate::trace::{Keeps, Trace};
 
 /// A frame with these bytes as its payload: for tests of code that takes frames.
@@ -379,7 +379,7 @@ where
 {
     type Service = Recorded<S, H>;
 
-    fn into_service(self, shard: &Shard) -> Result<Made<Recorded<S, H>>, NoService> {
+    fn into_service(self, shard: &Shard) -> Result<FactoryOutput<Recorded<S, H>>, FactoryError> {
         self.made.into_service(shard)?.map(|made| Ok(Recorded { service: made?, seen: self.seen }))
     }
 

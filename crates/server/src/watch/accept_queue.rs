@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
-use ringserve_base::host::{machine::Machine, queue_overflows};
+use ringserve_base::machine::{files::MachineFiles, queue_overflows};
 use ringserve_drivers::{Listener, ListenerGauge, QueueReading};
 
 use crate::stats::AcceptQueueStats;
@@ -30,7 +30,7 @@ struct Gauge {
 /// The number of times that queues of the network namespace overflowed.
 struct Overflows {
     /// With a file that stays open: queues overflow when descriptors are used up.
-    machine: Machine,
+    machine: MachineFiles,
     /// As it was read last; [`UNREAD`] where it cannot be.
     last: AtomicU64,
 }
@@ -40,7 +40,7 @@ const UNREAD: u64 = u64::MAX;
 
 impl Default for Overflows {
     fn default() -> Overflows {
-        Overflows { machine: Machine::here().keeping(), last: AtomicU64::new(UNREAD) }
+        Overflows { machine: MachineFiles::here().keeping(), last: AtomicU64::new(UNREAD) }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::shard::face::conn_handle::{ConnHandle, LocalHandle, PushError};
 use crate::shard::face::cx::Cx;
 use crate::shard::face::handle::Shard;
 use crate::shard::face::opening::{OpenCx, Refusal, Session, by_default};
-use crate::shard::face::service::{IntoService, Made, NoService, Service};
+use crate::shard::face::service::{FactoryError, FactoryOutput, IntoService, Service};
 
 /// A handler of WebSocket messages: a [`Service`](crate::Service) whose frames are messages. [`ws`]
 /// serves it.
@@ -111,8 +111,8 @@ pub struct WsService<W>(W);
 impl<W: WebSocket> IntoService<Messages> for WsService<W> {
     type Service = Ws<W>;
 
-    fn into_service(self, _shard: &Shard) -> Result<Made<Ws<W>>, NoService> {
-        Ok(Made::Now(Ws(self.0)))
+    fn into_service(self, _shard: &Shard) -> Result<FactoryOutput<Ws<W>>, FactoryError> {
+        Ok(FactoryOutput::Now(Ws(self.0)))
     }
 
     fn adjust(limits: &mut Limits) {

@@ -10,7 +10,7 @@ use ringserve_server::limits::ServerLimits;
 use ringserve_server::listen::{Endpoints, tcp};
 use ringserve_server::sync::Mesh;
 use ringserve_server::testing::{Faults, Sim, SimServer};
-use ringserve_server::{CloseCx, Cx, Frame, OpenCx, Refusal, Server, Service, Several, Shard};
+use ringserve_server::{CloseCx, Cx, Frame, MultiService, OpenCx, Refusal, Server, Service, Shard};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -98,7 +98,7 @@ fn lines(port: u16, name: &str) -> Endpoints<Lines> {
     tcp(("10.0.0.1", port)).framing(Lines::default()).name(name)
 }
 
-fn server(story: &Story, drain: Duration) -> Server<Several> {
+fn server(story: &Story, drain: Duration) -> Server<MultiService> {
     Server::new()
         .shards(3)
         .server_limits(ServerLimits::default().drain_timeout(drain))

@@ -68,7 +68,7 @@ impl Service for Who {
 }
 
 /// One service, reached directly and through proxies.
-fn both(protocol: ProxyProtocol) -> Server<ringserve_server::Several> {
+fn both(protocol: ProxyProtocol) -> Server<ringserve_server::MultiService> {
     let endpoints = endpoints((tcp(direct()), tcp(proxied()).proxy_protocol(protocol)));
     Server::new().service(endpoints.framing(Lines::default()), |_shard| Who)
 }

@@ -15,7 +15,7 @@ use ringserve_server::stats::Account;
 use ringserve_server::sync::Mesh;
 use ringserve_server::testing::{Faults, Sim, TestConn};
 use ringserve_server::{
-    CloseCx, Cx, Frame, Limits, OpenCx, Refusal, Server, Service, Session, Several, Shard,
+    CloseCx, Cx, Frame, Limits, MultiService, OpenCx, Refusal, Server, Service, Session, Shard,
 };
 
 use crate::Echo;
@@ -264,7 +264,7 @@ impl Service for Counts {
 }
 
 /// Counts on shards, at two addresses, by services that fail on the shard of this number.
-fn counts(shards: usize, dropped: &Arc<AtomicUsize>, fails: Option<usize>) -> Server<Several> {
+fn counts(shards: usize, dropped: &Arc<AtomicUsize>, fails: Option<usize>) -> Server<MultiService> {
     let counts = || {
         let dropped = dropped.clone();
         move |shard: &Shard| {

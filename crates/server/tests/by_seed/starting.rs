@@ -13,7 +13,7 @@ use ringserve_server::limits::ServerLimits;
 use ringserve_server::listen::tcp;
 use ringserve_server::sync::{AskError, Mesh};
 use ringserve_server::testing::{Faults, Sim, TestConn, frame};
-use ringserve_server::{Cx, Error, Frame, IntoService, Server, ServerControl, Service, Shard, starting};
+use ringserve_server::{Cx, Error, Frame, IntoService, Server, ServerControl, Service, Shard, from_future};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -85,7 +85,7 @@ fn factory_waits_for_an_upstream_and_peers_for_the_factory() {
             assert!(net.now() >= 20 * SECOND, "answered before the services were there");
             Ok(())
         });
-        sim.serve(lines().shards(3), |shard| starting(greeted(shard.clone())));
+        sim.serve(lines().shards(3), |shard| from_future(greeted(shard.clone())));
         assert!(sim.now() >= 20 * SECOND);
         sim.run_until_done();
     });
@@ -96,7 +96,7 @@ fn all_shards_accept_once_the_last_service_is_there() {
     Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
         let addr = sim.serve(lines().shards(3), |shard| {
             let shard = shard.clone();
-            starting(async move {
+            from_future(async move {
                 shard.sleep((1 + shard.index() as u32) * SECOND).await;
                 Says(shard.index().to_string())
             })
@@ -146,7 +146,7 @@ fn task_that_waits_for_the_start_finds_all_shards_there() {
     Sim::seeds(50).faults(Faults::harmless()).run(|sim| {
         let found = found_by_tasks(sim, |shard, there| {
             let shard = shard.clone();
-            starting(async move {
+            from_future(async move {
                 shard.sleep(3 * SECOND * shard.index() as u32).await;
                 says(&there)
             })
@@ -170,7 +170,7 @@ fn task_hears_that_the_server_does_not_come_to_serve() {
                 told.lock().unwrap().push(started.is_ok());
             });
             let shard = shard.clone();
-            starting(async move {
+            from_future(async move {
                 shard.sleep(SECOND).await;
                 match shard.index() {
                     1 => Err("no journal"),
@@ -206,7 +206,7 @@ fn services_of_a_server_wait_at_the_same_time() {
     Sim::seeds(50).run(|sim| {
         let wait = |shard: &Shard, time: Duration, says: &'static str| {
             let shard = shard.clone();
-            starting(async move {
+            from_future(async move {
                 shard.sleep(time).await;
                 Ok::<_, Infallible>(Says(says.to_owned()))
             })
@@ -241,7 +241,7 @@ fn error_after_a_wait_ends_the_start_and_drops_the_others() {
         let of_all = dropped.clone();
         let started = sim.start(lines().shards(3), move |shard| {
             let (shard, noted) = (shard.clone(), Dropped(of_all.clone(), shard.index()));
-            starting(async move {
+            from_future(async move {
                 let _noted = noted;
                 shard.sleep(SECOND).await;
                 match shard.index() {
@@ -264,11 +264,11 @@ fn failing_service_of_several_is_named() {
         for panics in [false, true] {
             let server = Server::new()
                 .service(tcp("10.0.0.1:7000").framing(Lines::default()).name("chat"), |_| {
-                    starting(pending::<Says>())
+                    from_future(pending::<Says>())
                 })
                 .service(tcp("10.0.0.1:7001").framing(Lines::default()).name("admin"), move |shard| {
                     let shard = shard.clone();
-                    starting(async move {
+                    from_future(async move {
                         shard.sleep(SECOND).await;
                         assert!(!panics, "planted");
                         Err::<Says, _>("no database")
@@ -300,14 +300,14 @@ fn first_error_is_told_though_another_service_drop_panics() {
         let server = Server::new()
             .service(tcp("10.0.0.1:7000").framing(Lines::default()).name("chat"), |shard| {
                 let shard = shard.clone();
-                starting(async move {
+                from_future(async move {
                     shard.sleep(SECOND).await;
                     Err::<Says, _>("no database")
                 })
             })
             .service(tcp("10.0.0.1:7001").framing(Lines::default()).name("admin"), |_| {
                 let bomb = Bomb;
-                starting(async move {
+                from_future(async move {
                     let _bomb = bomb;
                     pending::<Says>().await
                 })
@@ -318,7 +318,7 @@ fn first_error_is_told_though_another_service_drop_panics() {
         let server = Server::new()
             .service(tcp("10.0.0.1:7000").framing(Lines::default()).name("chat"), |_| {
                 let bomb = Bomb;
-                starting(async move {
+                from_future(async move {
                     let _bomb = bomb;
                     pending::<Says>().await
                 })
@@ -363,7 +363,7 @@ fn panic_beside_a_service_that_is_not_made_ends_the_start() {
         let framing = Fragile(armed.clone());
         let server = Server::new().shards(1).service(tcp("10.0.0.1:7000").framing(framing), move |shard| {
             let (shard, armed) = (shard.clone(), armed.clone());
-            starting(async move {
+            from_future(async move {
                 shard.sleep(SECOND).await;
                 armed.store(true, Ordering::Relaxed);
                 Err::<Says, _>("planted")
@@ -400,7 +400,7 @@ fn start_timeout_names_the_service_that_is_waited_for() {
             .server_limits(limits)
             .service(tcp("10.0.0.1:7000").framing(Lines::default()).name("chat"), |shard| {
                 let shard = shard.clone();
-                starting(async move {
+                from_future(async move {
                     if shard.index() == 1 {
                         pending::<()>().await;
                     }
@@ -436,7 +436,7 @@ fn order_to_stop_ends_a_start_whose_factory_hangs() {
             let started = sim.start(lines().shards(2), move |shard| {
                 given.replace(Some(shard.server().clone()));
                 let noted = Dropped(of_all.clone(), shard.index());
-                starting(async move {
+                from_future(async move {
                     let _noted = noted;
                     pending::<Says>().await
                 })
@@ -455,7 +455,7 @@ fn future_finds_every_shard_that_registered_in_its_factory() {
         sim.serve(lines().shards(3), move |shard| {
             let (shard, early, late) = (shard.clone(), early.clone(), late.clone());
             early.register(&shard, |_from, number| 2 * number);
-            starting(async move {
+            from_future(async move {
                 let answers = early.ask_all(|to| to as u64).await;
                 assert_eq!(answers, [Ok(0), Ok(2), Ok(4)]);
                 shard.sleep(SECOND).await;
@@ -488,7 +488,7 @@ fn task_of_a_shard_runs_while_its_factory_waits() {
                     of_task.set(of_task.get() + 1);
                 }
             });
-            starting(async move {
+            from_future(async move {
                 let blocked = shard.spawn_blocking(|| 3).await.unwrap();
                 shard.sleep(blocked * 10 * SECOND).await;
                 Says(ticks.get().to_string())
@@ -502,7 +502,7 @@ fn task_of_a_shard_runs_while_its_factory_waits() {
 fn factory_of_a_test_connection_may_wait() {
     let mut conn = TestConn::open(|shard| {
         let shard = shard.clone();
-        starting(async move {
+        from_future(async move {
             shard.sleep(SECOND).await;
             Says("made".to_owned())
         })

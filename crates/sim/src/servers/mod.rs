@@ -44,7 +44,7 @@ use ringserve_server::framing::{Delimiter, Framing, LengthPrefix, Lines};
 use ringserve_server::limits::ServerLimits;
 use ringserve_server::listen::{endpoints, tcp};
 use ringserve_server::testing::{ClientResult, Fault, Net, Sim, SimServer};
-use ringserve_server::{CloseReason, Error, Peer, Server, Several, Shard, Stream, stream};
+use ringserve_server::{CloseReason, Error, MultiService, Peer, Server, Shard, Stream, stream};
 
 use admitted::Admitted;
 use cover::{Counts, Cover, QUOTA, expected};
@@ -245,7 +245,7 @@ fn server_limits(plan: &Plan, fate: Option<Fate>) -> ServerLimits {
 }
 
 /// Creates the same server with two services.
-fn two_services(plan: &Plan, fate: Option<Fate>) -> Server<Several> {
+fn two_services(plan: &Plan, fate: Option<Fate>) -> Server<MultiService> {
     Server::new()
         .shards(plan.shards)
         .admission(plan.admission.clone().unwrap_or_default())

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ringserve_server::factory::{Made, Making, NoService};
+use ringserve_server::factory::{FactoryError, FactoryFuture, FactoryOutput};
 use ringserve_server::framing::{AsFramingState, TypedFraming};
 use ringserve_server::sync::Mesh;
 use ringserve_server::testing::Sim;
@@ -209,16 +209,16 @@ impl Drop for Alive {
 /// The return value of a factory.
 pub enum Begun<S> {
     Now(Result<S, &'static str>),
-    Later(Making<S>),
+    Later(FactoryFuture<S>),
 }
 
 impl<F: TypedFraming<Head = ()>, S: Service<Session: AsFramingState<F::State>>> IntoService<F> for Begun<S> {
     type Service = S;
 
-    fn into_service(self, _shard: &Shard) -> Result<Made<S>, NoService> {
+    fn into_service(self, _shard: &Shard) -> Result<FactoryOutput<S>, FactoryError> {
         Ok(match self {
-            Begun::Now(made) => Made::Now(made?),
-            Begun::Later(making) => Made::Later(making),
+            Begun::Now(made) => FactoryOutput::Now(made?),
+            Begun::Later(making) => FactoryOutput::Later(making),
         })
     }
 }

@@ -26,7 +26,7 @@ use crate::log::LogObserver;
 use crate::shard::Core;
 use crate::shard::face::guarded_transport::{GuardedTransport, reports_panics};
 use crate::shard::face::handle::Shard;
-use crate::shard::face::service::Made;
+use crate::shard::face::service::FactoryOutput;
 use crate::shard::remote::control::ServerControl;
 use crate::shard::running::starting::{ShardStart, Starting};
 use crate::shard::state::services::Services;
@@ -175,8 +175,8 @@ impl ShardSeed {
         let (made, encodings) = serves.make(shard.clone(), start).inspect_err(|_| shard.end())?;
         let shard = self.shard_loop(shard, driver, transports, encodings)?;
         match &made {
-            Made::Now(_) => start.succeeded(),
-            Made::Later(_) => start.waits(),
+            FactoryOutput::Now(_) => start.succeeded(),
+            FactoryOutput::Later(_) => start.waits(),
         }
         Ok((shard, made))
     }

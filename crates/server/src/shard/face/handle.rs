@@ -466,12 +466,12 @@ impl Shard {
 
     /// Waits until all services of all shards are there, and peers are let in; at once if they are.
     /// For a task that a factory spawns and that speaks to other shards: it runs as soon as the
-    /// factories returned, while [futures](crate::starting()) of theirs may still read files. What
+    /// factories returned, while [futures](crate::from_future()) of theirs may still read files. What
     /// it asks through a [`Mesh`](crate::sync::Mesh) before is handled by a shard whose service is
     /// not there.
     ///
     /// ```no_run
-    /// # use ringserve::{Cx, Frame, Server, Service, Shard, framing::Lines, starting, sync::Mesh};
+    /// # use ringserve::{Cx, Frame, Server, Service, Shard, framing::Lines, from_future, sync::Mesh};
     /// # struct Store;
     /// # impl Service for Store {
     /// #     type Session = ();
@@ -502,7 +502,7 @@ impl Shard {
     /// Server::bind("127.0.0.1:7000").framing(Lines::default()).serve(move |shard| {
     ///     ticks.register(shard, |_from, ()| ());
     ///     tick(shard, &ticks);
-    ///     starting(read_log(shard.clone()))
+    ///     from_future(read_log(shard.clone()))
     /// })
     /// # }
     /// ```

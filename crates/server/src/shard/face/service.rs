@@ -169,9 +169,9 @@ pub trait Service<H = ()>: Sized + 'static {
 }
 
 /// A value that a factory may return for a server with the framing `F`: a [`Service`], [`with_heads`],
-/// [`stream`](crate::stream()), `http`, a `Result` with one of them, or [`starting`] with a future of any of these.
+/// [`stream`](crate::stream()), `http`, a `Result` with one of them, or [`from_future`] with a future of any of these.
 #[diagnostic::on_unimplemented(
-    message = "a factory returns a `Service`, `stream(..)`, `http(..)`, a `Result` with one, or `starting(..)` with a future of \
+    message = "a factory returns a `Service`, `stream(..)`, `http(..)`, a `Result` with one, or `from_future(..)` with a future of \
                one, and not `{Self}`",
     note = "`stream(..)` and `http(..)` take the bytes as they come: leave out `Server::framing`",
     note = "a service of frames with a head is given as `with_heads(..)`"
@@ -184,7 +184,7 @@ pub trait IntoService<F: TypedFraming> {
     ///
     /// # Errors
     /// Those of the factory and of the future.
-    fn into_service(self, shard: &Shard) -> Result<Made<Self::Service>, NoService>;
+    fn into_service(self, shard: &Shard) -> Result<FactoryOutput<Self::Service>, FactoryError>;
 
     /// The names of the protocols that the service speaks, as TLS knows them (ALPN), the preferred one first.
     #[doc(hidden)]
@@ -202,8 +202,8 @@ pub trait IntoService<F: TypedFraming> {
 impl<S: Service<Session: AsFramingState<F::State>>, F: TypedFraming<Head = ()>> IntoService<F> for S {
     type Service = S;
 
-    fn into_service(self, _shard: &Shard) -> Result<Made<S>, NoService> {
-        Ok(Made::Now(self))
+    fn into_service(self, _shard: &Shard) -> Result<FactoryOutput<S>, FactoryError> {
+        Ok(FactoryOutput::Now(self))
     }
 }
 
@@ -212,7 +212,7 @@ impl<S: IntoService<F>, F: TypedFraming, E: Into<Box<dyn Error + Send + Sync>>> 
 {
     type Service = S::Service;
 
-    fn into_service(self, shard: &Shard) -> Result<Made<S::Service>, NoService> {
+    fn into_service(self, shard: &Shard) -> Result<FactoryOutput<S::Service>, FactoryError> {
         self.map_err(Into::into)?.into_service(shard)
     }
 
@@ -292,27 +292,30 @@ where
 {
     type Service = S;
 
-    fn into_service(self, _shard: &Shard) -> Result<Made<S>, NoService> {
-        Ok(Made::Now(self.0))
+    fn into_service(self, _shard: &Shard) -> Result<FactoryOutput<S>, FactoryError> {
+        Ok(FactoryOutput::Now(self.0))
     }
 }
 
 /// The reason why a factory made no service.
-pub type NoService = Box<dyn Error + Send + Sync>;
+#[doc(alias = "NoService")]
+pub type FactoryError = Box<dyn Error + Send + Sync>;
 
 /// The result of a factory.
+#[doc(alias = "Made")]
 #[non_exhaustive]
-pub enum Made<S, E = NoService> {
+pub enum FactoryOutput<S, E = FactoryError> {
     /// A service.
     Now(S),
     /// A future that makes the service.
-    Later(Making<S, E>),
+    Later(FactoryFuture<S, E>),
 }
 
 /// A future that makes a service, on its shard.
-pub type Making<S, E = NoService> = Pin<Box<dyn Future<Output = Result<S, E>>>>;
+#[doc(alias = "Making")]
+pub type FactoryFuture<S, E = FactoryError> = Pin<Box<dyn Future<Output = Result<S, E>>>>;
 
-impl<S: 'static, E: 'static> Made<S, E> {
+impl<S: 'static, E: 'static> FactoryOutput<S, E> {
     /// Applies `then` to the service or the error: now if it is there, else once the future is done.
     ///
     /// # Errors
@@ -320,19 +323,19 @@ impl<S: 'static, E: 'static> Made<S, E> {
     pub(crate) fn map<T, G>(
         self,
         then: impl FnOnce(Result<S, E>) -> Result<T, G> + 'static,
-    ) -> Result<Made<T, G>, G> {
+    ) -> Result<FactoryOutput<T, G>, G> {
         Ok(match self {
-            Made::Now(service) => Made::Now(then(Ok(service))?),
-            Made::Later(making) => Made::Later(Box::pin(async { then(making.await) })),
+            FactoryOutput::Now(service) => FactoryOutput::Now(then(Ok(service))?),
+            FactoryOutput::Later(making) => FactoryOutput::Later(Box::pin(async { then(making.await) })),
         })
     }
 }
 
-impl<S, E> fmt::Debug for Made<S, E> {
+impl<S, E> fmt::Debug for FactoryOutput<S, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Made::Now(_) => "Now",
-            Made::Later(_) => "Later",
+            FactoryOutput::Now(_) => "Now",
+            FactoryOutput::Later(_) => "Later",
         })
     }
 }
@@ -341,7 +344,7 @@ impl<S, E> fmt::Debug for Made<S, E> {
 /// return at once: a service, or a `Result` with one.
 ///
 /// ```no_run
-/// use ringserve::{Cx, Frame, Server, Service, Shard, Stream, framing::Lines, starting};
+/// use ringserve::{Cx, Frame, Server, Service, Shard, Stream, framing::Lines, from_future};
 ///
 /// struct Echo {
 ///     log: Stream,
@@ -360,7 +363,7 @@ impl<S, E> fmt::Debug for Made<S, E> {
 /// }
 ///
 /// # fn main() -> Result<(), ringserve::Error> {
-/// Server::bind("127.0.0.1:7000").framing(Lines::default()).serve(|shard| starting(echo(shard.clone())))
+/// Server::bind("127.0.0.1:7000").framing(Lines::default()).serve(|shard| from_future(echo(shard.clone())))
 /// # }
 /// ```
 ///
@@ -374,15 +377,17 @@ impl<S, E> fmt::Debug for Made<S, E> {
 /// [`serve`](crate::Server::serve), the future of [`run_until`](crate::Server::run_until),
 /// [`ServerControl::shutdown`](crate::ServerControl::shutdown). After 10 s a log line names the services that the start waits
 /// for; [`ServerLimits::start_timeout`](crate::limits::ServerLimits::start_timeout) bounds the wait.
-pub fn starting<Fut: Future>(future: Fut) -> Starting<Fut> {
-    Starting(future)
+#[doc(alias = "starting")]
+pub fn from_future<Fut: Future>(future: Fut) -> FromFuture<Fut> {
+    FromFuture(future)
 }
 
-/// A future that makes a service, wrapped by [`starting`].
+/// A future that makes a service, wrapped by [`from_future`].
+#[doc(alias = "Starting")]
 #[derive(Debug)]
-pub struct Starting<Fut>(Fut);
+pub struct FromFuture<Fut>(Fut);
 
-impl<F, Fut, Make> IntoService<F> for Starting<Fut>
+impl<F, Fut, Make> IntoService<F> for FromFuture<Fut>
 where
     F: TypedFraming,
     Fut: Future<Output = Make> + 'static,
@@ -390,12 +395,12 @@ where
 {
     type Service = Make::Service;
 
-    fn into_service(self, shard: &Shard) -> Result<Made<Make::Service>, NoService> {
+    fn into_service(self, shard: &Shard) -> Result<FactoryOutput<Make::Service>, FactoryError> {
         let shard = shard.clone();
-        Ok(Made::Later(Box::pin(async move {
+        Ok(FactoryOutput::Later(Box::pin(async move {
             match self.0.await.into_service(&shard)? {
-                Made::Now(service) => Ok(service),
-                Made::Later(making) => making.await,
+                FactoryOutput::Now(service) => Ok(service),
+                FactoryOutput::Later(making) => making.await,
             }
         })))
     }

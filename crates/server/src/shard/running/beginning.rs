@@ -13,7 +13,7 @@ use super::starting::ShardStart;
 use crate::error::Error;
 use crate::log::LogObserver;
 use crate::shard::Core;
-use crate::shard::face::service::Made;
+use crate::shard::face::service::FactoryOutput;
 use crate::shard::state::services::Services;
 use crate::shard::state::shard_loop::{Common, ShardLoop};
 use crate::shard::tasks::spawned::TaskId;
@@ -46,15 +46,15 @@ impl Drop for FailsInPanic {
 pub(crate) type End = Result<ShardStats, i32>;
 
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
-    pub(crate) fn new(mut shard: ShardLoop<D, ()>, made: Made<V, Error>, start: ShardStart) -> Self {
+    pub(crate) fn new(mut shard: ShardLoop<D, ()>, made: FactoryOutput<V, Error>, start: ShardStart) -> Self {
         shard.core.withhold_accepting();
         let services = Rc::new(RefCell::new(None));
         let task = match made {
-            Made::Now(made) => {
+            FactoryOutput::Now(made) => {
                 services.replace(Some(made));
                 None
             }
-            Made::Later(making) => {
+            FactoryOutput::Later(making) => {
                 let (services, start) = (services.clone(), start.clone());
                 Some(shard.lane.common.shard.tasks().spawn(Box::pin(async move {
                     let start = FailsInPanic(start);

@@ -21,18 +21,18 @@ const KEPT_MAX: usize = 24;
 
 /// The files of a machine.
 #[derive(Clone, Debug)]
-pub struct Machine {
+pub struct MachineFiles {
     root: PathBuf,
     /// Files that were read once, and stay open; `None` if each look opens them.
     kept: Option<Arc<Mutex<HashMap<PathBuf, File>>>>,
     /// The files that could not be looked at, if those are noted.
-    refused: Option<Arc<Mutex<Vec<Refusal>>>>,
+    refused: Option<Arc<Mutex<Vec<FileRefusal>>>>,
 }
 
 /// A file that could not be looked at: which is not the same as one that is not there, as that of a
 /// feature that the kernel lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct FileRefusal {
     /// Its path on the machine, such as `/proc/self/limits`.
     pub path: String,
     pub why: String,
@@ -42,30 +42,30 @@ pub struct Refusal {
 /// has.
 const TREES: [(&str, &str); 2] = [("/proc/", "/proc/self"), ("/sys/", "/sys/devices")];
 
-impl Machine {
+impl MachineFiles {
     /// The machine that this process runs on.
-    pub fn here() -> Machine {
-        Machine::below("/")
+    pub fn here() -> MachineFiles {
+        MachineFiles::below("/")
     }
 
     /// A machine whose files are below `root`.
-    pub fn below(root: impl Into<PathBuf>) -> Machine {
-        Machine { root: root.into(), kept: None, refused: None }
+    pub fn below(root: impl Into<PathBuf>) -> MachineFiles {
+        MachineFiles { root: root.into(), kept: None, refused: None }
     }
 
     /// The same with files that stay open, so that they are read also where the process has no
     /// descriptor left: the first look opens them.
-    pub fn keeping(self) -> Machine {
-        Machine { kept: Some(Arc::default()), ..self }
+    pub fn keeping(self) -> MachineFiles {
+        MachineFiles { kept: Some(Arc::default()), ..self }
     }
 
     /// The same, which notes what it cannot look at.
-    pub fn noting(self) -> Machine {
-        Machine { refused: Some(Arc::default()), ..self }
+    pub fn noting(self) -> MachineFiles {
+        MachineFiles { refused: Some(Arc::default()), ..self }
     }
 
     /// The files that could not be looked at since the last call.
-    pub fn take_refused(&self) -> Vec<Refusal> {
+    pub fn take_refused(&self) -> Vec<FileRefusal> {
         let refused = self.refused.as_ref();
         refused.map_or_else(Vec::new, |all| {
             std::mem::take(&mut *all.lock().unwrap_or_else(PoisonError::into_inner))
@@ -88,7 +88,7 @@ impl Machine {
             io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput => return,
             _ => error.to_string(),
         };
-        refused.lock().unwrap_or_else(PoisonError::into_inner).push(Refusal { path, why });
+        refused.lock().unwrap_or_else(PoisonError::into_inner).push(FileRefusal { path, why });
     }
 
     /// The path of a file of the machine below the root. `path` begins with a slash.
@@ -140,7 +140,7 @@ impl Machine {
 
     /// The first number of a sysctl; `None` where the kernel does not have it.
     pub fn sysctl(&self, name: &str) -> Option<u64> {
-        self.number(&Machine::sysctl_file(name))
+        self.number(&MachineFiles::sysctl_file(name))
     }
 
     /// The names in a directory, in their order; none if it cannot be read.

@@ -7,22 +7,22 @@
 //!
 //! ```
 //! # mod ringserve {
-//! #     pub use ringserve_base::host;
+//! #     pub use ringserve_base::machine;
 //! # }
-//! let host = ringserve::host::read();
+//! let host = ringserve::machine::read();
 //! if let Some(descriptors) = &host.descriptors {
 //!     println!("{} of {} descriptors", descriptors.now, descriptors.max);
 //! }
 //! ```
 
 #[doc(hidden)]
-pub mod machine;
+pub mod files;
 
 use std::collections::HashMap;
 use std::fs;
 use std::time::Duration;
 
-use machine::{GroupFiles, Machine};
+use files::{GroupFiles, MachineFiles};
 
 /// Descriptors that are counted one by one at most, where the kernel does not tell their number: a
 /// million take a third of a second.
@@ -151,12 +151,12 @@ pub struct CpuTicks {
 /// descriptor no file can be opened, and nearly all are left out; the admin endpoint keeps the
 /// files open, and has them then too.
 pub fn read() -> MachineStats {
-    read_of(&Machine::here())
+    read_of(&MachineFiles::here())
 }
 
 /// Reads the facts of a machine.
 #[doc(hidden)]
-pub fn read_of(machine: &Machine) -> MachineStats {
+pub fn read_of(machine: &MachineFiles) -> MachineStats {
     let sockets = sockets(machine);
     let socket = |name: &str| sockets.get(name).copied();
     let tcp = counters(machine, "/proc/net/netstat", "TcpExt: ");
@@ -193,7 +193,7 @@ pub fn read_of(machine: &Machine) -> MachineStats {
 /// queue (`ListenOverflows`), or that of its handshakes, where cookies are off (`TCPReqQFullDrop`).
 /// `None` if it cannot be read.
 #[doc(hidden)]
-pub fn queue_overflows(machine: &Machine) -> Option<u64> {
+pub fn queue_overflows(machine: &MachineFiles) -> Option<u64> {
     let tcp = counters(machine, "/proc/net/netstat", "TcpExt: ");
     Some(tcp.get("ListenOverflows")? + tcp.get("TCPReqQFullDrop").unwrap_or(&0))
 }
@@ -201,18 +201,18 @@ pub fn queue_overflows(machine: &Machine) -> Option<u64> {
 /// The least CPU quota of the control groups of the process and all groups above, in CPUs; `None`
 /// without one.
 #[doc(hidden)]
-pub fn cpu_quota(machine: &Machine) -> Option<f64> {
+pub fn cpu_quota(machine: &MachineFiles) -> Option<f64> {
     quotas(machine).into_iter().map(|(cpus, _)| cpus).min_by(f64::total_cmp)
 }
 
 /// A soft limit by its name in `/proc/self/limits`. `u64::MAX` where there is none.
 #[doc(hidden)]
-pub fn soft_limit(machine: &Machine, name: &str) -> Option<u64> {
+pub fn soft_limit(machine: &MachineFiles, name: &str) -> Option<u64> {
     limits(machine, name).map(|(soft, _)| soft)
 }
 
 /// The soft and the hard limit.
-pub(crate) fn limits(machine: &Machine, name: &str) -> Option<(u64, u64)> {
+pub(crate) fn limits(machine: &MachineFiles, name: &str) -> Option<(u64, u64)> {
     let text = machine.text("/proc/self/limits")?;
     let mut values = text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace();
     let mut value = || match values.next()? {
@@ -223,7 +223,7 @@ pub(crate) fn limits(machine: &Machine, name: &str) -> Option<(u64, u64)> {
 }
 
 /// The numbers of the line of TCP in `/proc/net/sockstat`, by their names.
-fn sockets(machine: &Machine) -> HashMap<String, u64> {
+fn sockets(machine: &MachineFiles) -> HashMap<String, u64> {
     let text = machine.text("/proc/net/sockstat").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("TCP: ")).unwrap_or_default();
     let words: Vec<&str> = line.split_whitespace().collect();
@@ -232,7 +232,7 @@ fn sockets(machine: &Machine) -> HashMap<String, u64> {
 }
 
 /// Two lines with the same beginning: names, and their numbers.
-fn counters(machine: &Machine, path: &str, begin: &str) -> HashMap<String, u64> {
+fn counters(machine: &MachineFiles, path: &str, begin: &str) -> HashMap<String, u64> {
     let text = machine.text(path).unwrap_or_default();
     let mut lines = text.lines().filter_map(|line| line.strip_prefix(begin));
     let (names, numbers) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
@@ -243,7 +243,7 @@ fn counters(machine: &Machine, path: &str, begin: &str) -> HashMap<String, u64> 
 /// Since Linux 6.2 the size of the directory is their number. Before it is zero, and this one is
 /// open while it is listed.
 #[doc(hidden)]
-pub fn open_descriptors(machine: &Machine) -> Option<u64> {
+pub fn open_descriptors(machine: &MachineFiles) -> Option<u64> {
     let folder = machine.place("/proc/self/fd");
     if let Some(count) = fs::metadata(&folder).ok().map(|found| found.len()).filter(|count| *count > 0) {
         return Some(count);
@@ -252,7 +252,7 @@ pub fn open_descriptors(machine: &Machine) -> Option<u64> {
     (1..=COUNTED_MAX + 1).contains(&count).then(|| count as u64 - 1)
 }
 
-fn tcp_memory(machine: &Machine, pages: Option<u64>) -> Option<TcpMemory> {
+fn tcp_memory(machine: &MachineFiles, pages: Option<u64>) -> Option<TcpMemory> {
     let marks = machine.numbers("/proc/sys/net/ipv4/tcp_mem");
     let bytes = |pages: u64| pages.saturating_mul(PAGE_BYTES);
     Some(TcpMemory { now: bytes(pages?), pressure: bytes(*marks.get(1)?), max: bytes(*marks.get(2)?) })
@@ -260,7 +260,7 @@ fn tcp_memory(machine: &Machine, pages: Option<u64>) -> Option<TcpMemory> {
 
 /// Packets that were dropped, and times that a CPU was squeezed: one line for each CPU, in
 /// hexadecimal.
-fn packets(machine: &Machine) -> (u64, u64) {
+fn packets(machine: &MachineFiles) -> (u64, u64) {
     let text = machine.text("/proc/net/softnet_stat").unwrap_or_default();
     let of_line = |line: &str| {
         let column = |n| line.split_whitespace().nth(n).and_then(|word| u64::from_str_radix(word, 16).ok());
@@ -271,14 +271,14 @@ fn packets(machine: &Machine) -> (u64, u64) {
 
 /// Two lines of names, then one for each device: `eth0:`, with bytes, packets, errors and drops of
 /// what it received.
-fn device_drops(machine: &Machine) -> u64 {
+fn device_drops(machine: &MachineFiles) -> u64 {
     let text = machine.text("/proc/net/dev").unwrap_or_default();
     let of_line = |line: &str| line.split_once(':')?.1.split_whitespace().nth(3)?.parse::<u64>().ok();
     text.lines().filter_map(of_line).sum()
 }
 
 /// A line of names, then one for each CPU, in hexadecimal.
-fn conntrack_drops(machine: &Machine) -> u64 {
+fn conntrack_drops(machine: &MachineFiles) -> u64 {
     let text = machine.text("/proc/net/stat/nf_conntrack").unwrap_or_default();
     let mut lines = text.lines();
     let names: Vec<&str> = lines.next().unwrap_or_default().split_whitespace().collect();
@@ -296,7 +296,7 @@ fn conntrack_drops(machine: &Machine) -> u64 {
 }
 
 /// The first line of `/proc/stat`. Times of guests are in those of users already.
-fn ticks(machine: &Machine) -> Option<CpuTicks> {
+fn ticks(machine: &MachineFiles) -> Option<CpuTicks> {
     let text = machine.text("/proc/stat")?;
     let line = text.lines().next()?.strip_prefix("cpu ")?;
     let ticks: Vec<u64> = line.split_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
@@ -304,7 +304,7 @@ fn ticks(machine: &Machine) -> Option<CpuTicks> {
 }
 
 /// `some avg10=1.25 ..`, in percent.
-fn pressure(machine: &Machine, of: &str) -> Option<f64> {
+fn pressure(machine: &MachineFiles, of: &str) -> Option<f64> {
     let text = machine.text(&format!("/proc/pressure/{of}"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
     let percent: f64 = line.split_whitespace().find_map(|word| word.strip_prefix("avg10="))?.parse().ok()?;
@@ -312,9 +312,9 @@ fn pressure(machine: &Machine, of: &str) -> Option<f64> {
 }
 
 /// Each quota in CPUs, with the text of `cpu.stat` of its group.
-fn quotas(machine: &Machine) -> Vec<(f64, String)> {
+fn quotas(machine: &MachineFiles) -> Vec<(f64, String)> {
     let files = GroupFiles { controller: "cpu", second: &["cpu.max"], first: &["cpu.cfs_quota_us"] };
-    let quota = |file: machine::GroupFile| {
+    let quota = |file: files::GroupFile| {
         let mut words = file.text.split_whitespace().map(|word| word.parse::<f64>().ok());
         let quota = words.next()??;
         // In a file beside, in the first version.
@@ -326,7 +326,7 @@ fn quotas(machine: &Machine) -> Vec<(f64, String)> {
     machine.group_files(&files).into_iter().filter_map(quota).collect()
 }
 
-fn throttling(machine: &Machine) -> Option<Throttling> {
+fn throttling(machine: &MachineFiles) -> Option<Throttling> {
     let quotas = quotas(machine);
     let quota_cpus = quotas.iter().map(|(cpus, _)| *cpus).min_by(f64::total_cmp)?;
     let of_group = |(_, stat): &(f64, String)| {
@@ -401,10 +401,10 @@ mod tests {
             "usage_usec 5\nnr_periods 10\nnr_throttled 4\nthrottled_usec 2500\n",
         );
         plant("sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
-        let host = read_of(&Machine::below(&root));
-        let overflows = queue_overflows(&Machine::below(&root));
+        let host = read_of(&MachineFiles::below(&root));
+        let overflows = queue_overflows(&MachineFiles::below(&root));
         fs::remove_dir_all(&root).unwrap();
-        assert_eq!((overflows, queue_overflows(&Machine::below(&root))), (Some(7), None));
+        assert_eq!((overflows, queue_overflows(&MachineFiles::below(&root))), (Some(7), None));
         let expected = MachineStats {
             conntrack: Some(Usage { now: 10, max: 40 }),
             conntrack_drops: 0x13,
@@ -429,7 +429,7 @@ mod tests {
         };
         assert_eq!(host, expected);
         assert_eq!(host.conntrack.map(|tracked| tracked.share()), Some(0.25));
-        assert_eq!(read_of(&Machine::below("/nonexistent")), MachineStats::default());
+        assert_eq!(read_of(&MachineFiles::below("/nonexistent")), MachineStats::default());
     }
 
     #[test]
@@ -442,7 +442,7 @@ mod tests {
             fs::write(place, text).unwrap();
         };
         plant("00 00000001 00000002\n");
-        let machine = Machine::below(&root).keeping();
+        let machine = MachineFiles::below(&root).keeping();
         assert_eq!(packets(&machine), (1, 2));
         // Longer than what is read at first.
         plant(&"00 00000001 00000001\n".repeat(1000));
@@ -451,6 +451,6 @@ mod tests {
         fs::remove_dir_all(&root).unwrap();
         assert_eq!(packets(&machine), (1000, 1000));
         assert_eq!(machine.text("/proc/net/other"), None);
-        assert_eq!(Machine::below(&root).text(file), None);
+        assert_eq!(MachineFiles::below(&root).text(file), None);
     }
 }
