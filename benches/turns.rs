@@ -106,7 +106,8 @@ fn main() {
                 http(service_fn(hello)).access_log(logs)
             })
         }
-        // Beside a reply, a message to a topic without a member; and a message to its only member, in the place of a reply.
+        // Beside a reply, a message to a topic without a member; and a message to its only member,
+        // in the place of a reply.
         "unheard" | "published" => {
             let topics = Topics::new(TopicOptions::new(History::none()));
             let (form, is_heard) = (topics.form(topics::Bare), case == "published");

@@ -18,86 +18,97 @@
 //! }
 //!
 //! fn main() -> Result<(), ringserve::Error> {
-//!     ringserve::log::init(LogOptions::default())?; // what the server says goes to the screen
+//!     ringserve::log::init(LogOptions::default())?; // the log goes to the screen
 //!     Server::bind("127.0.0.1:7000").framing(Lines::default()).serve(|_shard| Echo)
 //! }
 //! ```
 //!
 //! # What happens
 //!
-//! Each *shard* is a thread with its own listener, ring, connections and service value; by default each CPU has one. Shards
-//! share nothing, so a service keeps its state in `Cell` and `RefCell`.
+//! Each *shard* is a thread with its own listener, ring, connections and service value; by default
+//! each CPU has one. Shards share nothing, so a service keeps its state in `Cell` and `RefCell`.
 //!
-//! The server's [`framing`] cuts received bytes into *frames*. Each frame is handed to [`Service::call`], one after the other
-//! for a connection. A call that never waits runs straight from the completion, without an allocation. A pending call is set
-//! aside, and other connections go on.
+//! The server's [`framing`] cuts received bytes into *frames*. Each frame is handed to
+//! [`Service::call`], one after the other for a connection. A call that never waits runs straight
+//! from the completion, without an allocation. A pending call is set aside, and other connections
+//! go on.
 //!
-//! [`Cx::reply`] never waits: it queues, and all replies of a turn of the shard's loop leave in one send. When a peer
-//! reads too slowly its next frames are held back, then receiving stops and TCP slows the peer down. A handler that streams
-//! awaits [`Cx::ready`]; a [`ConnHandle`] pushes to a connection from any thread, and reports a full outbox.
+//! [`Cx::reply`] never waits: it queues, and all replies of a turn of the shard's loop leave in one
+//! send. When a peer reads too slowly its next frames are held back, then receiving stops and TCP
+//! slows the peer down. A handler that streams awaits [`Cx::ready`]; a [`ConnHandle`] pushes to a
+//! connection from any thread, and reports a full outbox.
 //!
 //! # Framings
 //!
-//! [`framing`] has lines, delimiters, fixed sizes, lengths of every kind and raw bytes. Your own is a trait with two methods:
-//! [a page](guide::framing) of the [guide] writes one, and `examples/custom_framing.rs` is a server with it. With the feature
-//! `codec` the module `codec` takes codecs of `tokio_util` as they are.
+//! [`framing`] has lines, delimiters, fixed sizes, lengths of every kind and raw bytes. Your own is
+//! a trait with two methods: [a page](guide::framing) of the [guide] writes one, and
+//! `examples/custom_framing.rs` is a server with it. With the feature `codec` the module `codec`
+//! takes codecs of `tokio_util` as they are.
 //!
 //! # Waiting and tasks
 //!
-//! A call may await anything: [`Cx::sleep`], [`Cx::timeout`] around any future, a channel fed by another thread. The next frame
-//! of its connection waits until it is done, unless [`Limits::calls_in_flight_max`] allows more at once. [`Cx::spawn`] starts a
-//! task that is independent of connections, [`Cx::spawn_on_connection`] one that ends with its connection; the
-//! [handle](task::JoinHandle) of a task returns its value, and aborts it. [`Shard::interval`] ticks. With the feature `sync`
-//! there are channels and locks in [`sync`].
+//! A call may await anything: [`Cx::sleep`], [`Cx::timeout`] around any future, a channel fed by
+//! another thread. The next frame of its connection waits until it is done, unless
+//! [`Limits::calls_in_flight_max`] allows more at once. [`Cx::spawn`] starts a task that is
+//! independent of connections, [`Cx::spawn_on_connection`] one that ends with its connection; the
+//! [handle](task::JoinHandle) of a task returns its value, and aborts it. [`Shard::interval`]
+//! ticks. With the feature `sync` there are channels and locks in [`sync`].
 //!
-//! [`ConnHandle`] reaches a connection from any thread; [`LocalHandle`] reaches it on its own shard and costs less. Messages
-//! reach state on other shards: [`sync::Mesh`].
+//! [`ConnHandle`] reaches a connection from any thread; [`LocalHandle`] reaches it on its own shard
+//! and costs less. Messages reach state on other shards: [`sync::Mesh`].
 //!
 //! # Existing protocols
 //!
-//! With [`stream()`] a factory serves connections as [`Stream`]s of bytes. With the cargo feature `tokio` they are tokio's
-//! `AsyncRead` and `AsyncWrite`, so hyper and other protocol crates run on a shard, without a tokio runtime. For crates that
-//! spawn, [`Shard::spawn`] is the executor.
+//! With [`stream()`] a factory serves connections as [`Stream`]s of bytes. With the cargo feature
+//! `tokio` they are tokio's `AsyncRead` and `AsyncWrite`, so hyper and other protocol crates run on
+//! a shard, without a tokio runtime. For crates that spawn, [`Shard::spawn`] is the executor.
 //!
-//! With the feature `http`, `http(..)` serves HTTP/1.1 and HTTP/2 with a service of hyper's; the module `http` has its bounds
-//! and its parts.
+//! With the feature `http`, `http(..)` serves HTTP/1.1 and HTTP/2 with a service of hyper's; the
+//! module `http` has its bounds and its parts.
 //!
 //! # Middleware
 //!
-//! [`middleware`] has structs that wrap a service and are services: a time limit, a bound on the calls in flight, rates by key,
-//! counts. With the feature `tower` the module `tower` takes stacks of tower's layers.
+//! [`middleware`] has structs that wrap a service and are services: a time limit, a bound on the
+//! calls in flight, rates by key, counts. With the feature `tower` the module `tower` takes stacks
+//! of tower's layers.
 //!
 //! # Upstreams
 //!
-//! [`Shard::connect`] connects to another server, over the shard's own driver, in any service, and returns a [`Stream`].
-//! [`net::copy_bidirectional`] copies bytes between two of them, so a proxy is ten lines. [`Stream::framed`] makes a client of
-//! frames of it: [a page](guide::upstreams) of the guide has one. With the feature `upstream` the module `upstream` has groups of
-//! equal servers: it keeps connections, balances, takes out what fails, and asks again.
+//! [`Shard::connect`] connects to another server, over the shard's own driver, in any service, and
+//! returns a [`Stream`]. [`net::copy_bidirectional`] copies bytes between two of them, so a proxy
+//! is ten lines. [`Stream::framed`] makes a client of frames of it: [a page](guide::upstreams) of
+//! the guide has one. With the feature `upstream` the module `upstream` has groups of equal
+//! servers: it keeps connections, balances, takes out what fails, and asks again.
 //!
 //! # Limits
 //!
-//! [`Limits`] has every limit of a service with its default, its reason and its cost: frame size, bytes held for a connection,
-//! time to the first frame, slow senders, silent peers, pending calls, idle time, stalled writes.
-//! [`ServerLimits`](limits::ServerLimits) has those of the server: connections, bytes held by a shard, receive memory, upstreams,
-//! drain. They are checked against each other at the start. [`net::SocketOptions`] has the options of sockets: keep-alive, user
+//! [`Limits`] has every limit of a service with its default, its reason and its cost: frame size,
+//! bytes held for a connection, time to the first frame, slow senders, silent peers, pending calls,
+//! idle time, stalled writes. [`ServerLimits`](limits::ServerLimits) has those of the server:
+//! connections, bytes held by a shard, receive memory, upstreams, drain. They are checked against
+//! each other at the start. [`net::SocketOptions`] has the options of sockets: keep-alive, user
 //! timeout, buffers, backlog, fast open and more, each read back at the start.
 //!
 //! # The end of a connection
 //!
-//! Each connection ends with exactly one [`CloseReason`], for [`Service::close`] and the counters of [`stats::ConnStats`]. Its
-//! [`closed_by`](CloseReason::closed_by) names the side: the peer, the service, the server, an upstream, the system.
+//! Each connection ends with exactly one [`CloseReason`], for [`Service::close`] and the counters
+//! of [`stats::ConnStats`]. Its [`closed_by`](CloseReason::closed_by) names the side: the peer, the
+//! service, the server, an upstream, the system.
 //!
 //! # The end of a server
 //!
-//! [`Server::serve`] handles SIGINT and SIGTERM. After [`ServerLimits::drain_delay`](limits::ServerLimits::drain_delay), 0 by
-//! default, the listeners are closed; frames that had arrived whole are answered, no further call begins, and connections are
-//! closed when they owe nothing; after [`ServerLimits::drain_timeout`](limits::ServerLimits::drain_timeout) the rest is reset. A
-//! second signal stops at once. [`Server::start`] leaves signals alone and returns a [`ServerHandle`] with the addresses, the
-//! [`stats`], and the same two ways to stop.
+//! [`Server::serve`] handles SIGINT and SIGTERM. After
+//! [`ServerLimits::drain_delay`](limits::ServerLimits::drain_delay), 0 by default, the listeners
+//! are closed; frames that had arrived whole are answered, no further call begins, and connections
+//! are closed when they owe nothing; after
+//! [`ServerLimits::drain_timeout`](limits::ServerLimits::drain_timeout) the rest is reset. A second
+//! signal stops at once. [`Server::start`] leaves signals alone and returns a [`ServerHandle`] with
+//! the addresses, the [`stats`], and the same two ways to stop.
 //!
 //! # Cargo features
 //!
-//! All are off by default. A method whose feature is off does not compile, and the error names the feature.
+//! All are off by default. A method whose feature is off does not compile, and the error names the
+//! feature.
 //!
 //! | feature | what it adds |
 //! |---|---|

@@ -1,8 +1,10 @@
-//! What MAIL and RCPT say behind their verb: a path between `<` and `>`, and parameters, as RFC 5321, 4.1.2, writes them.
+//! Arguments of MAIL and RCPT: a path between `<` and `>`, and parameters, as RFC 5321, 4.1.2,
+//! writes them.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// Bytes of the part of a mailbox before its `@`, of its domain, and of a path at most: RFC 5321, 4.5.3.1, wants no less.
+/// Bytes of the part of a mailbox before its `@`, of its domain, and of a path at most: RFC 5321,
+/// 4.5.3.1, wants no less.
 const LOCAL_BYTES_MAX: usize = 64;
 const DOMAIN_BYTES_MAX: usize = 255;
 const PATH_BYTES_MAX: usize = 256;
@@ -17,8 +19,8 @@ pub struct Addressed<'a> {
 }
 
 impl<'a> Addressed<'a> {
-    /// Reads what follows the verb: `name`, in any case, a path, and parameters. Spaces before `<` are accepted: many clients put
-    /// one there.
+    /// Reads what follows the verb: `name`, in any case, a path, and parameters. Spaces before `<`
+    /// are accepted: many clients put one there.
     pub fn read(name: &str, text: &'a str) -> Option<Addressed<'a>> {
         let (found, rest) = text.split_at_checked(name.len())?;
         let whole = rest.trim_start().strip_prefix('<').filter(|_| found.eq_ignore_ascii_case(name))?;
@@ -58,7 +60,8 @@ fn mailbox_len(text: &str) -> Option<usize> {
     }
 }
 
-/// Bytes of the text in quotes that a text begins with. A backslash stands before any character, and has to before two.
+/// Bytes of the text in quotes that a text begins with. A backslash stands before any character,
+/// and has to before two.
 fn quoted_len(text: &str) -> Option<usize> {
     let mut bytes = text.bytes().enumerate().skip(1);
     while let Some((at, byte)) = bytes.next() {
@@ -129,7 +132,8 @@ mod tests {
             ("To:<b@y.example>", "b@y.example"),
             ("to: <b@y>", "b@y"),
             ("TO:<>", ""),
-            // Quotes may hold what ends a path otherwise, and are no part of what is compared, but of what is kept.
+            // Quotes may hold what ends a path otherwise, and are no part of what is compared, but
+            // of what is kept.
             (r#"TO:<"a>b"@y>"#, r#""a>b"@y"#),
             (r#"TO:<"a \"b\\"@y>"#, r#""a \"b\\"@y"#),
             (r#"TO:<""@y>"#, r#"""@y"#),

@@ -61,7 +61,7 @@ async fn hears(me: &mut ClientStream, codes: &[&str]) -> io::Result<()> {
     Ok(())
 }
 
-/// Sends each line, if there is one, and hears its code.
+/// Sends each line, if there is one, and reads the code of its reply.
 async fn says(me: &mut ClientStream, dialogue: &[(&str, &str)]) -> io::Result<()> {
     for (line, code) in dialogue {
         if !line.is_empty() {
@@ -73,7 +73,7 @@ async fn says(me: &mut ClientStream, dialogue: &[(&str, &str)]) -> io::Result<()
     Ok(())
 }
 
-/// What a client says until it may send a message.
+/// The dialogue of a client until it may send a message.
 const BEGIN: [(&str, &str); 5] =
     [("", "220"), ("HELO a", "250"), ("MAIL FROM:<a@x>", "250"), ("RCPT TO:<b@y>", "250"), ("DATA", "354")];
 
@@ -188,7 +188,8 @@ fn half_a_message_leaves_no_file() {
             Ok(())
         });
         sim.run_until_done();
-        // What is being written then is written to its end: a call that blocks takes a second at most.
+        // What is being written then is written to its end: a call that blocks takes a second at
+        // most.
         sim.run_for(Duration::from_secs(5));
         sim.finish();
         assert!(spool.take().is_empty());

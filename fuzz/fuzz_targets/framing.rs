@@ -1,4 +1,5 @@
-//! See `ringserve_fuzz::framing`. Built without cargo-fuzz it runs the files it is given, to look at what was found.
+//! See `ringserve_fuzz::framing`. Built without cargo-fuzz it runs the files it is given, to look
+//! at what was found.
 #![cfg_attr(fuzzing, no_main)]
 
 #[cfg(fuzzing)]

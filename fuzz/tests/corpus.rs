@@ -196,7 +196,8 @@ fn websocket_bytes_of_drawn_streams() {
     for _ in 0..20_000 {
         let mut bytes: Vec<u8> = vec![2 + draw(2) as u8, draw(24) as u8];
         for _ in 0..draw(12) {
-            // The first byte of a frame that may be one, its length, a mask, and about as many bytes.
+            // The first byte of a frame that may be one, its length, a mask, and about as many
+            // bytes.
             let first = [0x81, 0x82, 0x01, 0x02, 0x00, 0x80, 0x89, 0x8a, 0x88, 0xc1, 0x83][draw(11) as usize];
             let len = [0, 1, 2, 5, 20, 125][draw(6) as usize];
             bytes.extend([first, 0x80 | len as u8, 0, 0, 0, draw(3) as u8]);

@@ -1,8 +1,8 @@
 #![cfg_attr(not(doctest), doc = include_str!("links.md"))]
 #![doc = include_str!("../../docs/guide/README.md")]
 
-/// A page. It names other pages by their files, as they lie in the repository; of two definitions of a link the first one
-/// counts, so here they lead to modules.
+/// A page. It names other pages by their files, as they lie in the repository; of two definitions
+/// of a link the first one counts, so here they lead to modules.
 macro_rules! page {
     ($name:ident, $file:literal, $is_shown:meta) => {
         #[cfg_attr(not(doctest), doc = include_str!("links.md"))]

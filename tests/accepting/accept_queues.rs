@@ -12,7 +12,8 @@ use socket2::{Domain, Socket, Type};
 
 const BACKLOG: u32 = 4;
 
-/// Peers: with two shards the chance that one of them gets no more than its queue takes is one in a million.
+/// Peers: with two shards the chance that one of them gets no more than its queue takes is one in a
+/// million.
 const PEERS: usize = 40;
 
 /// Connects without waiting for the end of the handshake, which does not come while the queue is

@@ -69,8 +69,8 @@ fn place_that_one_shard_gives_back_another_may_take() {
     assert_eq!(lab.finish().counters.opened, 108);
 }
 
-/// A server whose shards hold four connections each with io_uring, and where one of them is full. With epoll each could
-/// hold them all.
+/// A server whose shards hold four connections each with io_uring, and where one of them is full.
+/// With epoll each could hold them all.
 fn one_is_full() -> (Lab, String, Vec<Client>) {
     let lab = at_most(16, 16);
     let mut first = lab.client();

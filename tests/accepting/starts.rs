@@ -270,7 +270,8 @@ fn restarts_on_a_shared_port_reset_no_client() {
                         let began = Instant::now();
                         let mut client = Client::connect(addr);
                         client.send(order::echo(""));
-                        // A server that drains gives a new connection 30 ms, less two steps of its wheel at the worst.
+                        // A server that drains gives a new connection 30 ms, less two steps of its
+                        // wheel at the worst.
                         let was_late = began.elapsed() > Duration::from_millis(10);
                         if client.is_ended() {
                             assert!(was_late, "closed before it was answered");

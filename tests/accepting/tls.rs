@@ -110,7 +110,8 @@ pub(super) fn shut_down(server: ServerHandle) {
     assert_eq!(stats.counters.opened, stats.counters.closed);
 }
 
-/// A file on a mount that does not answer: a thread that reads it waits. Here it is a pipe with nothing in it.
+/// A file on a mount that does not answer: a thread that reads it waits. Here it is a pipe with
+/// nothing in it.
 #[test]
 fn reload_that_hangs_holds_up_no_connection() {
     let believed = Believed::new();

@@ -1,5 +1,6 @@
-//! Sends each message of WebSocket back, for `tests/clients/websocket`: from a service of messages and from inside HTTP, both with and
-//! without TLS. It listens in that order: messages, messages over TLS, HTTP, HTTP over TLS.
+//! Sends each message of WebSocket back, for `tests/clients/websocket`: from a service of messages
+//! and from inside HTTP, both with and without TLS. It listens in that order: messages, messages
+//! over TLS, HTTP, HTTP over TLS.
 
 use std::convert::Infallible;
 use std::error::Error;

@@ -14,7 +14,8 @@ use ringserve_tests::{Client, EndOf, Lab, Net, On, Puppet, SOON, Shared, eventua
 
 const SHARDS: usize = 2;
 
-/// A socket that is bound, and the network on which it is adopted. In a simulated one its address is all that is used.
+/// A socket that is bound, and the network on which it is adopted. In a simulated one its address
+/// is all that is used.
 fn socket(on: On) -> (TcpListener, Net) {
     (TcpListener::bind("127.0.0.1:0").unwrap(), on.site(no_time_limits()).net)
 }
@@ -120,8 +121,8 @@ pub fn crowd_of_newcomers_loses_none_to_a_drain(on: On) {
         old.ended();
         served_more(100);
     });
-    // A request that comes more than 30 ms after its connection was accepted by a server that drains has no answer. Each shard
-    // accepts one at most then.
+    // A request that comes more than 30 ms after its connection was accepted by a server that
+    // drains has no answer. Each shard accepts one at most then.
     assert!(unanswered.load(SeqCst) <= SHARDS, "{unanswered:?} of {served:?}");
     new.finish();
 }

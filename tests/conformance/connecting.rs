@@ -1,4 +1,5 @@
-//! Connections that the server makes: a proxy and others between a client and an upstream, which is a server too.
+//! Connections that the server makes: a proxy and others between a client and an upstream, which is
+//! a server too.
 
 use std::future::{pending, poll_fn};
 use std::io;

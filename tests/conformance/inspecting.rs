@@ -19,7 +19,8 @@ fn inspect(lab: &Lab, query: Query) -> Vec<ConnInfo> {
 /// Ages are known to 17 ms, so what is to be older than another thing is older by this.
 const OLDER: Duration = Duration::from_millis(60);
 
-/// Waits until the server knows something of a peer for long enough to tell it from what comes next.
+/// Waits until the server knows something of a peer for long enough to tell it from what comes
+/// next.
 fn ages(lab: &Lab, peer: SocketAddr, of: impl Fn(&ConnInfo) -> Option<Duration>, by: Duration) {
     let is_old = |conn: &ConnInfo| conn.peer == Some(peer) && of(conn).is_some_and(|age| age >= by);
     eventually("it is old enough", SOON, || inspect(lab, Query::connections()).iter().any(is_old));

@@ -1,4 +1,4 @@
-//! What a service says when a call fails, and when the server begins to shut down.
+//! Words of a service when a call fails, and when the server begins to shut down.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn lab(on: On, limits: Bounds) -> Lab {
     lab
 }
 
-/// The client hears these words, then FIN.
+/// The client receives these words, then FIN.
 #[track_caller]
 fn hears(lab: Lab, mut client: Client, words: &str, reason: CloseReason) {
     assert_eq!(String::from_utf8(client.recv()).unwrap(), words);

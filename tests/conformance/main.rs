@@ -1,10 +1,11 @@
 //! One body of cases that every driver passes with the same outcome.
 //!
-//! A driver is a constant here and a module at the end, a case one name in [`cases`](cases!). Known divergences are named
-//! in [`DIVERGENCES`] with their reason; there is no other way to skip a case.
+//! A driver is a constant here and a module at the end, a case one name in [`cases`](cases!). Known
+//! divergences are named in [`DIVERGENCES`] with their reason; there is no other way to skip a
+//! case.
 //!
-//! The simulated drivers are the bookkeeping of the io_uring driver over a kernel and a network in memory, which
-//! `ringserve_simkernel` describes. They need no io_uring.
+//! The simulated drivers are the bookkeeping of the io_uring driver over a kernel and a network in
+//! memory, which `ringserve_simkernel` describes. They need no io_uring.
 
 mod accepting;
 mod adopting;
@@ -30,14 +31,14 @@ const SIMULATED_WITH_FAULTS: On = On { kernel: Kernel::SimulatedWithFaults, ..IO
 
 /// Driver, case, and why it does not apply.
 const DIVERGENCES: &[(&str, &str, &str)] = &[
-    // io_uring: a reset that comes together with data is not told to a multishot receive of Linux 6.18, which then finds
-    // out by the next send, or not before the idle limit. A matter of time, so that no case can show it: cases
-    // that reset wait until what was sent before has arrived.
-    // simulated: nothing there runs out, such as descriptors, files, or room in the completion queue, and socket options
-    // mean nothing. That is for drivers/tests, accept_queue.rs, descriptor_limit.rs, segments.rs and for seeds; no case here
-    // comes near it.
-    // epoll: connections of all shards together are bound by RLIMIT_NOFILE, which descriptor_limit.rs tests by counting;
-    // no case here comes near it.
+    // io_uring: a reset that comes together with data is not reported to a multishot receive of
+    // Linux 6.18, which then finds out by the next send, or not before the idle limit. A matter of
+    // time, so that no case can show it: cases that reset wait until what was sent before has
+    // arrived. simulated: nothing there runs out, such as descriptors, files, or room in the
+    // completion queue, and socket options mean nothing. That is for drivers/tests,
+    // accept_queue.rs, descriptor_limit.rs, segments.rs and for seeds; no case here comes near it.
+    // epoll: connections of all shards together are bound by RLIMIT_NOFILE, which
+    // descriptor_limit.rs tests by counting; no case here comes near it.
 ];
 
 fn run(name: &str, on: On, case: fn(On)) {

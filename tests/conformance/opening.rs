@@ -15,7 +15,7 @@ fn lab(on: On, limits: Bounds) -> Lab {
     lab
 }
 
-/// A client that was told to wait.
+/// A client that was asked to wait.
 fn told(lab: &Lab) -> Client {
     let mut client = lab.client();
     assert_eq!(client.recv(), b"wait");

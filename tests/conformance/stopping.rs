@@ -126,7 +126,8 @@ pub fn shutdown_while_a_client_asks_on_and_on(on: On) {
     lab.parked(2);
     quiet.echoes("");
     lab.running.shutdown();
-    // A quiet connection is closed once the shard has taken in what had arrived. What comes later begins no call.
+    // A quiet connection is closed once the shard has taken in what had arrived. What comes later
+    // begins no call.
     assert_eq!(quiet.end(), End::Fin);
     client.write(&frame(order::echo("late")).repeat(200));
     lab.shared.gate.open();

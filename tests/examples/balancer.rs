@@ -49,7 +49,8 @@ fn child_has_four_ports() {
         number += 1;
         connect(number, example.addr)
     };
-    // One that has an upstream stays, and the others are closed. Checks have ports too, and leave them taken for a while.
+    // One that has an upstream stays, and the others are closed. Checks have ports too, and leave
+    // them taken for a while.
     let (mut kept, mut refused) = (Vec::new(), 0);
     eventually("clients find no port", SOON, || {
         let mut client = next();

@@ -1,5 +1,5 @@
-//! The example `http`, started as its head says, and driven by curl, or by a socket where there is none. `tests/clients/http`
-//! does more, with tools that are to be installed.
+//! The example `http`, started as its head says, and driven by curl, or by a socket where there is
+//! none. `tests/clients/http` does more, with tools that are to be installed.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use ringserve_tests::Client;
 use ringserve_tests::client::End;
 use ringserve_tests::examples::Example;
 
-/// What curl prints, or `None` if it is not installed.
+/// The output of curl, or `None` if it is not installed.
 fn curl(args: &[&str]) -> Option<String> {
     let done =
         Command::new("curl").args(["--silent", "--show-error", "--max-time", "20"]).args(args).output();
@@ -20,7 +20,8 @@ fn curl(args: &[&str]) -> Option<String> {
 fn it_answers_curl() {
     let example = Example::start("http", &["--shards", "1"]);
     let url = |path: &str| format!("http://{}{path}", example.addr);
-    // One request for each run: curl before 8.0 fails with prior knowledge on a connection that it uses again.
+    // One request for each run: curl before 8.0 fails with prior knowledge on a connection that it
+    // uses again.
     for version in ["--http1.1", "--http2-prior-knowledge"] {
         let Some(text) = curl(&[version, &url("/")]) else { return };
         assert_eq!(text, "hello\n");

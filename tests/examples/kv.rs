@@ -1,4 +1,5 @@
-//! The example `kv` as a process with four shards, driven over many connections. What it answers is tested beside it, by seed.
+//! The example `kv` as a process with four shards, driven over many connections. What it answers is
+//! tested beside it, by seed.
 //!
 //! `tests/clients/kv` does more, with tools of Redis that are to be installed.
 

@@ -1,4 +1,5 @@
-//! What health checks of balancers and supervisors send by default is answered at each port that tells how a server is.
+//! Default requests of health checks of balancers and supervisors are answered at each port that
+//! reports the health of a server.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 

@@ -1,4 +1,5 @@
-//! The example `proxy` before servers of this process; `tests/clients/proxy` sends much more through it.
+//! The example `proxy` before servers of this process; `tests/clients/proxy` sends much more
+//! through it.
 
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;

@@ -41,7 +41,8 @@ impl Running {
     }
 }
 
-/// All that serve, with the options that each of them needs, and those whose port is another one than their first.
+/// All that serve, with the options that each of them needs, and those whose port is another one
+/// than their first.
 const SERVERS: &[(&str, &[&str])] = &[
     ("admin", &["--admin"]),
     ("balancer", &["--upstream", "127.0.0.1:9", "--status"]),
@@ -68,7 +69,8 @@ const SERVERS: &[(&str, &[&str])] = &[
     ("wss_chat", &["--websocket"]),
 ];
 
-/// The command of a server, and where it will listen. A last option that wants an address has another one.
+/// The command of a server, and where it will listen. A last option that wants an address has
+/// another one.
 fn command(name: &str, options: &[&str]) -> (Command, SocketAddr) {
     let (addr, other) = (free(), free().to_string());
     let mut command = Command::new(build(name));
@@ -121,7 +123,8 @@ fn all_examples_that_serve_are_in_the_list() {
     assert!(found.is_empty(), "not as in the list: {found:?}");
 }
 
-/// Has sockets of IPv6 fail on the calling thread, and in the processes that it starts, as on a host whose kernel has none.
+/// Has sockets of IPv6 fail on the calling thread, and in the processes that it starts, as on a
+/// host whose kernel has none.
 fn without_ipv6() {
     let is_ipv6 = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, libc::AF_INET6 as u64);
     let rules = [(libc::SYS_socket, vec![SeccompRule::new(vec![is_ipv6.unwrap()]).unwrap()])];

@@ -1,4 +1,5 @@
-//! The example `tls_echo` with streams, whose lines no framing bounds, at its plain port. `tests/clients/tls` talks TLS to it.
+//! The example `tls_echo` with streams, whose lines no framing bounds, at its plain port.
+//! `tests/clients/tls` talks TLS to it.
 
 use ringserve_tests::Client;
 use ringserve_tests::client::End;

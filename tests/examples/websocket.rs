@@ -21,7 +21,8 @@ impl WebSocket for Echo {
     }
 }
 
-/// Without the groups that take long: of limits, and of compression. `tests/clients/websocket` has all of them.
+/// Without the groups that take long: of limits, and of compression. `tests/clients/websocket` has
+/// all of them.
 #[test]
 fn cases_of_autobahn_come_to_what_is_expected() {
     // `kosoku` is a package of Python.

@@ -1,7 +1,7 @@
 //! A question to another shard allocates nothing, on either shard, once the lists have their room.
 //!
-//! The allocator counts for the whole process, so there is one test in this file, and its client allocates nothing
-//! while it is counted either.
+//! The allocator counts for the whole process, so there is one test in this file, and its client
+//! allocates nothing while it is counted either.
 
 use std::array;
 use std::io::{Read, Write};

@@ -45,7 +45,8 @@ fn connections(addr: SocketAddr, count: u64) {
                 for n in 0..count / THREADS {
                     let mut client = Client::connect(addr);
                     match n % 8 {
-                        // Reset, so that no port has to rest: before, while and after it was served.
+                        // Reset, so that no port has to rest: before, while and after it was
+                        // served.
                         0 => {}
                         1 => client.write(b"\0\0\0\x02e"),
                         2 => client.send(order::gate("")),

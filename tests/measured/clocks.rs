@@ -36,7 +36,8 @@ impl Drop for Age {
     }
 }
 
-/// Shortly before each counter of steps of 2^20 or 2^24 ns ends or takes one more bit; and some ages that are over.
+/// Shortly before each counter of steps of 2^20 or 2^24 ns ends or takes one more bit; and some
+/// ages that are over.
 fn ages() -> impl Iterator<Item = Duration> {
     let wraps = [51, 52, 55, 56].map(|bits| Duration::from_nanos(1 << bits) - Duration::from_millis(100));
     wraps.into_iter().chain([30, 53, 835, 2000].map(|days| DAY * days))

@@ -1,7 +1,7 @@
 //! Allocations of a connection's first item with a codec.
 //!
-//! The allocator counts for the whole process, so there is one test in this file, and its clients allocate nothing
-//! while it is counted either.
+//! The allocator counts for the whole process, so there is one test in this file, and its clients
+//! allocate nothing while it is counted either.
 
 use std::io::{Error, Read, Write};
 
@@ -29,7 +29,8 @@ impl CodecService for Echo {
     }
 }
 
-/// A handle for other threads would be two allocations for each connection, and a few atomic operations for each item.
+/// A handle for other threads would be two allocations for each connection, and a few atomic
+/// operations for each item.
 #[test]
 fn items_of_a_codec_make_no_handle() {
     if !alone(items_of_a_codec_make_no_handle) {

@@ -22,7 +22,8 @@ const ROUNDS: usize = 10;
 /// Bytes of a frame of the firehose, and of a receive buffer.
 const BYTES: usize = 16 << 10;
 
-/// Frames of the firehose that one turn answers: it takes 1 MiB from the driver, and the buffer that exceeds it.
+/// Frames of the firehose that one turn answers: it takes 1 MiB from the driver, and the buffer
+/// that exceeds it.
 const TURN: u64 = (1 << 20) / BYTES as u64 + 1;
 
 /// Frames that may be answered before a ping: the rest of the turn in which it arrives, as many

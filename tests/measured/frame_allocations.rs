@@ -1,7 +1,7 @@
 //! A frame on the fast path allocates nothing.
 //!
-//! The allocator counts for the whole process, so there is one test in this file, and its client allocates nothing
-//! while it is counted either.
+//! The allocator counts for the whole process, so there is one test in this file, and its client
+//! allocates nothing while it is counted either.
 
 use std::io::{Read, Write};
 

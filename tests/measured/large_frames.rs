@@ -1,8 +1,8 @@
 //! Large frames are put together in blocks that are reused, so that after the first ones none of
 //! their pages is new.
 //!
-//! Faults are counted for the whole process, so there is one test in this file, and its clients allocate nothing while they
-//! are counted.
+//! Faults are counted for the whole process, so there is one test in this file, and its clients
+//! allocate nothing while they are counted.
 
 use std::convert::Infallible;
 use std::io::{Read, Write};

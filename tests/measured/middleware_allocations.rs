@@ -1,7 +1,7 @@
 //! A call that is done at once allocates nothing on its way through services that wrap services.
 //!
-//! The allocator counts for the whole process, so there is one test in this file, and its client allocates nothing
-//! while it is counted either.
+//! The allocator counts for the whole process, so there is one test in this file, and its client
+//! allocates nothing while it is counted either.
 
 #[path = "../../benches/support/echo.rs"]
 mod echo;

@@ -1,8 +1,8 @@
 //! A reply that owns its bytes is sent without a copy: it costs one small block, and neither memory
 //! nor time for its length.
 //!
-//! The allocator counts for the whole process, so there is one test in this file, and its client allocates nothing
-//! while it is counted either.
+//! The allocator counts for the whole process, so there is one test in this file, and its client
+//! allocates nothing while it is counted either.
 
 use std::convert::Infallible;
 use std::io::{Read, Write};

@@ -1,7 +1,7 @@
 //! Requests with ids, in flight together, allocate only for their own values.
 //!
-//! The allocator counts for the whole process, so there is one test in this file, and its client allocates nothing
-//! while it is counted either.
+//! The allocator counts for the whole process, so there is one test in this file, and its client
+//! allocates nothing while it is counted either.
 
 #[path = "../../benches/support/requests.rs"]
 mod requests;

@@ -1,7 +1,7 @@
 //! A task allocates its future and nothing else, with a handle or without.
 //!
-//! The allocator counts for the whole process, so there is one test in this file, and its client allocates nothing
-//! while it is counted either.
+//! The allocator counts for the whole process, so there is one test in this file, and its client
+//! allocates nothing while it is counted either.
 
 use std::convert::Infallible;
 use std::future::poll_fn;

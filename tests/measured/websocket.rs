@@ -1,6 +1,7 @@
 //! Cost of WebSocket: memory of idle connections, and allocations of messages.
 //!
-//! The allocator counts for the whole process, so each test has one to itself, and its clients allocate nothing while it is counted.
+//! The allocator counts for the whole process, so each test has one to itself, and its clients
+//! allocate nothing while it is counted.
 
 use std::convert::Infallible;
 use std::io::{Read, Write};

@@ -102,7 +102,8 @@ fn peers_of_an_overflowed_accept_queue_are_all_served() {
     for (n, client) in established.iter_mut().enumerate() {
         assert_eq!(client.recv(), text(n));
     }
-    // Their kernel tries again, after a second for the first time, and later if all of them come at once again.
+    // Their kernel tries again, after a second for the first time, and later if all of them come at
+    // once again.
     eventually("all others are connected", 3 * SOON, || waiting.iter().all(Attempt::is_established));
     let mut waited: Vec<Client> = waiting.into_iter().map(Attempt::into_client).collect();
     waited.iter_mut().for_each(|client| client.send(order::echo("waited")));

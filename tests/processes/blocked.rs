@@ -282,7 +282,8 @@ struct Rule {
     args: Vec<Arg>,
 }
 
-/// The condition on an argument of the call: `value` has the bits that are compared with `value_two`.
+/// The condition on an argument of the call: `value` has the bits that are compared with
+/// `value_two`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Arg {

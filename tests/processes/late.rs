@@ -1,4 +1,5 @@
-//! A process that is stopped while its peers send: their limits run out, and their bytes wait in the kernel.
+//! A process that is stopped while its peers send: their limits run out, and their bytes wait in
+//! the kernel.
 
 use std::net::SocketAddr;
 use std::time::Duration;

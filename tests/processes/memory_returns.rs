@@ -13,7 +13,8 @@ use ringserve_tests::{Client, Lab, SOON, eventually, no_time_limits, order};
 const TAKES_MIN: usize = 64 << 20;
 const STAYS_MAX: usize = 16 << 20;
 
-/// The child: serves until its input ends, and answers each line with the number of its connections.
+/// The child: serves until its input ends, and answers each line with the number of its
+/// connections.
 #[test]
 #[ignore = "the child process of the other tests here, which start it; alone: RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test processes memory_returns::child_serves -- --exact --ignored --nocapture"]
 fn child_serves() {

@@ -124,7 +124,8 @@ fn calls_that_do_not_fit_end_their_connection_only() {
     let mut canary = Client::connect(child.addr);
     let calls = b"w\n".repeat(60_000);
     let mut clients = Vec::new();
-    // Calls begin a few in a turn, so a later client may be there before those of an earlier one have begun.
+    // Calls begin a few in a turn, so a later client may be there before those of an earlier one
+    // have begun.
     eventually("one of millions of calls does not fit", SOON, || {
         if clients.len() < 50 {
             let mut client = Client::connect(child.addr);

@@ -1,4 +1,5 @@
-//! `serve` in a child process: the first signal drains, the second one aborts, and the process ends whatever blocks a shard.
+//! `serve` in a child process: the first signal drains, the second one aborts, and the process ends
+//! whatever blocks a shard.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;

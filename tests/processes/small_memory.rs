@@ -38,7 +38,8 @@ fn child_serves() {
     }
 }
 
-/// The child: waits for the number of its shards, then serves with limits of the program until its input ends.
+/// The child: waits for the number of its shards, then serves with limits of the program until its
+/// input ends.
 #[test]
 #[ignore = "the child process of the other tests here, which start it; alone: RINGSERVE_TEST_CHILD=1 cargo test -p ringserve-tests --test processes small_memory::child_serves_with_limits -- --exact --ignored --nocapture"]
 fn child_serves_with_limits() {

@@ -196,7 +196,8 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Runs the ignored test `child` of this binary, which reads a line of input and calls [`Outcome::tell`].
+    /// Runs the ignored test `child` of this binary, which reads a line of input and calls
+    /// [`Outcome::tell`].
     #[track_caller]
     pub fn of<F: Fn()>(child: F, input: &str) -> Outcome {
         // The operator's choice would decide for a server that may choose.

@@ -152,7 +152,8 @@ impl Client {
         self.read_to_end().1
     }
 
-    /// Fills `bytes`. `None` if there is an end instead of them, which must be FIN and not within them.
+    /// Fills `bytes`. `None` if there is an end instead of them, which must be FIN and not within
+    /// them.
     #[track_caller]
     pub fn read_whole_or_fin<'a>(&mut self, bytes: &'a mut [u8]) -> Option<&'a [u8]> {
         let mut filled = 0;

@@ -18,8 +18,8 @@ const CONNECTIONS_MIN: usize = 2000;
 /// Connects that fail in a row until the machine's resources count as exhausted.
 const FAILURES_MAX: u32 = 40;
 
-/// The child: connects to the address in its first line, sends `bytes` on each connection, and holds all until it reads
-/// another line.
+/// The child: connects to the address in its first line, sends `bytes` on each connection, and
+/// holds all until it reads another line.
 pub fn hold(bytes: &[u8]) {
     if !is_child() {
         return;

@@ -42,7 +42,8 @@ impl Streams {
         )
     }
 
-    /// The same for every handler, so that a server of streams is compiled once and not for each test.
+    /// The same for every handler, so that a server of streams is compiled once and not for each
+    /// test.
     #[track_caller]
     fn start_boxed(limits: Bounds, factory: Factory) -> Streams {
         let running = On::default().server(limits).start(move |shard| {

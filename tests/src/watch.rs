@@ -42,8 +42,8 @@ pub fn upstreams_closed_for(running: &ServerHandle, reason: CloseReason, count: 
     });
 }
 
-/// Waits until every shard began and ended a turn: what was known to one before has been acted on. The first report may
-/// end a turn that began earlier.
+/// Waits until every shard began and ended a turn: what was known to one before has been acted on.
+/// The first report may end a turn that began earlier.
 #[track_caller]
 pub fn a_turn_passes(running: &ServerHandle) {
     for _ in 0..2 {

@@ -1,5 +1,6 @@
-//! An error that `main` returns is printed by `Debug`, and so is one on which `unwrap` is called: that is the text of `Display`. And
-//! a method that needs a feature says so where the feature is off.
+//! An error that `main` returns is printed by `Debug`, and so is one on which `unwrap` is called:
+//! that is the text of `Display`. And a method that needs a feature says so where the feature is
+//! off.
 
 use std::collections::BTreeSet;
 use std::fs;

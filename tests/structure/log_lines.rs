@@ -1,4 +1,5 @@
-//! Lines of the log: a subscriber may panic, so each line of a server is written by a macro that catches it.
+//! Lines of the log: a subscriber may panic, so each line of a server is written by a macro that
+//! catches it.
 
 use std::path::Path;
 

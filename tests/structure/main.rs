@@ -148,7 +148,8 @@ fn is_above(modules: &Modules, path: &[String], file: &Path) -> bool {
     (0..path.len()).any(|len| modules[&path[..len]].file == file)
 }
 
-/// The file that defines what is named in the module at `path`, and its name; `None` if that is another crate's.
+/// The file that defines what is named in the module at `path`, and its name; `None` if that is
+/// another crate's.
 fn resolve<'a>(
     modules: &'a Modules,
     path: &[String],

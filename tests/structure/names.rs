@@ -1,7 +1,7 @@
 //! Names: types are nouns, each stands for one type in its crate, and flags read as statements.
 //!
-//! What has other names today stands in `names.txt`, by file, and may only shrink. With `RINGSERVE_WRITE=1` the test writes
-//! that list again.
+//! Names that break these rules today stand in `names.txt`, by file, and may only shrink. With
+//! `RINGSERVE_WRITE=1` the test writes that list again.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

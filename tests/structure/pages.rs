@@ -1,4 +1,5 @@
-//! Links of the pages that people read lead somewhere, their text is 100 columns wide, and the guide has all of its pages.
+//! Links of the pages that people read lead somewhere, their text is 100 columns wide, and the
+//! guide has all of its pages.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -52,7 +53,8 @@ fn broken(file: &Path, page: &str) -> String {
 /// Columns of text, as in the pages that people read next to code.
 const COLUMNS: usize = 100;
 
-/// A line for each line of text that is too wide and could be broken. Tables and code are as wide as they have to be.
+/// A line for each line of text that is too wide and could be broken. Tables and code are as wide
+/// as they have to be.
 fn wide(file: &Path, page: &str) -> String {
     let mut lines = String::new();
     let mut is_code = false;
@@ -66,7 +68,8 @@ fn wide(file: &Path, page: &str) -> String {
     lines
 }
 
-/// A line for each path that a page names as code and no file or folder has. A path may begin anywhere below the root.
+/// A line for each path that a page names as code and no file or folder has. A path may begin
+/// anywhere below the root.
 fn gone(file: &Path, page: &str, all: &BTreeSet<String>) -> String {
     let mut lines = String::new();
     let is_path = |text: &str| {

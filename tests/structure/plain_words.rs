@@ -1,6 +1,6 @@
-//! Words of comments that have a plainer term, and doc lines that begin neither with a noun phrase nor
-//! with a verb. `plain_words.txt` has a row for each file with such lines, and their number, which may
-//! only shrink.
+//! Words of comments that have a plainer term, and doc lines that begin neither with a noun phrase
+//! nor with a verb. `plain_words.txt` has a row for each file with such lines, and their number,
+//! which may only shrink.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

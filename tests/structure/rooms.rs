@@ -1,8 +1,9 @@
-//! No rooms name each other in a circle. A room is a module at the top of its crate, with all that is below it, and may have rooms
-//! inside. No folder has more files than a reader takes in.
+//! No rooms name each other in a circle. A room is a module at the top of its crate, with all that
+//! is below it, and may have rooms inside. No folder has more files than a reader takes in.
 //!
-//! At the top room `a` names room `b` where a path begins with `crate::b`, however it is written: in a `use`, a `pub use`, inline,
-//! or in what a macro is given. Inside a room a name leads to the file that defines it, also where another module passes it on.
+//! At the top room `a` names room `b` where a path begins with `crate::b`, however it is written:
+//! in a `use`, a `pub use`, inline, or in what a macro is given. Inside a room a name leads to the
+//! file that defines it, also where another module passes it on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -181,7 +182,8 @@ fn count(folder: &Path, root: &Path, files: &mut BTreeMap<String, usize>) {
     }
 }
 
-/// For each module that has some inside, which of these name which others; that of the root of the crate among them.
+/// For each module that has some inside, which of these name which others; that of the root of the
+/// crate among them.
 fn levels(modules: &Modules) -> BTreeMap<Names, Arrows> {
     let mut paths: BTreeMap<&Path, &Names> = BTreeMap::new();
     for (path, module) in modules {
@@ -221,7 +223,8 @@ fn arrows(modules: &Modules) -> Arrows {
     arrows
 }
 
-/// A path from the root of the crate on; `None` for one that begins with a name of its module or of another crate.
+/// A path from the root of the crate on; `None` for one that begins with a name of its module or of
+/// another crate.
 fn absolute(module: &Names, names: &[String]) -> Option<Names> {
     let (first, rest) = names.split_first()?;
     let (mut base, mut rest) = match first.as_str() {

@@ -1,4 +1,5 @@
-//! The tables that hold programs to their standards: each statement is kept, refused or left out, and names a test that exists.
+//! The tables that hold programs to their standards: each statement is kept, refused or left out,
+//! and names a test that exists.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;

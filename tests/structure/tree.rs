@@ -1,4 +1,5 @@
-//! The modules of a crate: which file each one is in, what it defines, what it imports, and what it names.
+//! The modules of a crate: which file each one is in, what it defines, what it imports, and what it
+//! names.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};

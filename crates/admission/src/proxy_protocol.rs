@@ -10,16 +10,18 @@ use ringserve_core::proxy::HeaderRules;
 
 use crate::lists::network;
 
-/// The range of `header_bytes_max`: the size that every receiver has to take, and the largest that the length field can say.
+/// The range of `header_bytes_max`: the size that every receiver has to take, and the largest that
+/// the length field can say.
 const HEADER_BYTES: (usize, usize) = (536, 16 + 65_535);
 
-/// The PROXY protocol at a listener: the sources whose headers are believed, and the largest header. For
-/// `Endpoint::proxy_protocol` and `Server::proxy_protocol`.
+/// The PROXY protocol at a listener: the sources whose headers are believed, and the largest
+/// header. For `Endpoint::proxy_protocol` and `Server::proxy_protocol`.
 ///
-/// Each connection begins with a header of version 1 or 2, or it is closed. The server never guesses from received bytes
-/// whether a header is there: a client that got in without one could as well send one, and claim any address. Clients that
-/// connect directly have another listener of the same service. `Service::open` and everything behind it see the client in
-/// `Peer::addr` and `Peer::local_addr`, and the proxy in `Peer::via`.
+/// Each connection begins with a header of version 1 or 2, or it is closed. The server never
+/// guesses from received bytes whether a header is there: a client that got in without one could as
+/// well send one, and claim any address. Clients that connect directly have another listener of the
+/// same service. `Service::open` and everything behind it see the client in `Peer::addr` and
+/// `Peer::local_addr`, and the proxy in `Peer::via`.
 ///
 /// | received | outcome |
 /// |---|---|
@@ -30,8 +32,8 @@ const HEADER_BYTES: (usize, usize) = (536, 16 + 65_535);
 /// | half a header, or nothing, for `Limits::proxy_header_timeout` | closed, `ProxyTimeout` |
 /// | FIN before the first byte | closed, `ProxyNoHeader` |
 ///
-/// A header costs no allocation. From the first connection through a proxy on, each slot of the connection table costs about
-/// 100 bytes, in pieces of 256 slots.
+/// A header costs no allocation. From the first connection through a proxy on, each slot of the
+/// connection table costs about 100 bytes, in pieces of 256 slots.
 ///
 /// ```
 /// # mod ringserve {
@@ -54,24 +56,25 @@ pub struct ProxyProtocol {
 }
 
 impl Default for ProxyProtocol {
-    /// Believes every peer of a Unix socket, whose permissions say which may connect. At a TCP address it would believe none,
-    /// which the start refuses.
+    /// Believes every peer of a Unix socket, whose permissions say which may connect. At a TCP
+    /// address it would believe none, which the start refuses.
     fn default() -> ProxyProtocol {
         ProxyProtocol { networks: Vec::new(), unclear: None, header_bytes_max: 4096, keeps_tlvs: false }
     }
 }
 
 impl ProxyProtocol {
-    /// Sets the largest header of version 2, 536 to 65551 bytes. Default 4096: a header with the certificate of a client may
-    /// need more. A connection holds at most that much before it is open.
+    /// Sets the largest header of version 2, 536 to 65551 bytes. Default 4096: a header with the
+    /// certificate of a client may need more. A connection holds at most that much before it is
+    /// open.
     #[must_use]
     pub fn header_bytes_max(self, bytes: usize) -> ProxyProtocol {
         ProxyProtocol { header_bytes_max: bytes, ..self }
     }
 
-    /// Keeps fields of version 2 in addition to the addresses, for `Cx::tlvs` and
-    /// `OpenCx::tlvs`: the name that the client asked for, its certificate, the proxy's name for the
-    /// connection. One allocation for each connection that brings some, of their size. Off by default.
+    /// Keeps fields of version 2 in addition to the addresses, for `Cx::tlvs` and `OpenCx::tlvs`:
+    /// the name that the client asked for, its certificate, the proxy's name for the connection.
+    /// One allocation for each connection that brings some, of their size. Off by default.
     #[must_use]
     pub fn keep_tlvs(self) -> ProxyProtocol {
         ProxyProtocol { keeps_tlvs: true, ..self }
@@ -103,8 +106,8 @@ impl ProxyProtocol {
     }
 }
 
-/// Networks whose headers are believed, each an address with a prefix length, such as `10.0.0.0/8`, or an address alone. IPv4 may be
-/// written as IPv6 (`::ffff:10.0.0.0/104`).
+/// Networks whose headers are believed, each an address with a prefix length, such as `10.0.0.0/8`,
+/// or an address alone. IPv4 may be written as IPv6 (`::ffff:10.0.0.0/104`).
 impl<T: AsRef<str>> FromIterator<T> for ProxyProtocol {
     fn from_iter<I: IntoIterator<Item = T>>(networks: I) -> ProxyProtocol {
         let mut protocol = ProxyProtocol::default();
@@ -150,7 +153,8 @@ impl Trust {
 pub struct Proxies(Arc<[Option<Trust>]>);
 
 impl Proxies {
-    /// The settings of the listeners in their order, each with the proxies that it believes, if any.
+    /// The settings of the listeners in their order, each with the proxies that it believes, if
+    /// any.
     pub fn of<'a>(listeners: impl Iterator<Item = (&'a Address, Option<&'a ProxyProtocol>)>) -> Proxies {
         let trust = |(addr, protocol): (&Address, Option<&ProxyProtocol>)| {
             let is_unix = addr.as_unix().is_some();

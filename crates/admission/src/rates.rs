@@ -7,7 +7,8 @@ use std::time::Duration;
 use ringserve_core::AcceptRate;
 use ringserve_core::internals::{Gcra, SharedGcra};
 
-/// The largest rate and the largest burst. A bucket counts in nanoseconds, so an interval is exact to a thousandth here.
+/// The largest rate and the largest burst. A bucket counts in nanoseconds, so an interval is exact
+/// to a thousandth here.
 const RATE_MAX: u32 = 1_000_000;
 
 /// The longest slope: beyond, a server would be slow for reasons that are forgotten.
@@ -140,8 +141,8 @@ impl SharedLimits {
 }
 
 impl PrefixLimits {
-    /// Counts a connection, if the prefix may have one more. Of `beside` nothing is known but that they are the prefix's, or may
-    /// be. It came between `from` and `now`.
+    /// Counts a connection, if the prefix may have one more. Of `beside` nothing is known but that
+    /// they are the prefix's, or may be. It came between `from` and `now`.
     #[inline]
     pub(super) fn charge(
         &self,

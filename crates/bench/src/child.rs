@@ -47,7 +47,8 @@ impl Child {
         Child::spawn(name, &mut command)
     }
 
-    /// Starts the server of that name on `cpu`, on a loopback port of the kernel's choice. In lock step it never preempts the generator.
+    /// Starts the server of that name on `cpu`, on a loopback port of the kernel's choice. In lock
+    /// step it never preempts the generator.
     pub(crate) fn start(server: &str, cpu: usize, lock_step: bool) -> io::Result<Self> {
         let mut command = Child::command(server, Some(cpu))?;
         command.args(lock_step.then_some("--lock-step"));

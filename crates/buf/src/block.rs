@@ -69,7 +69,8 @@ impl Block {
         true
     }
 
-    /// Appends a copy of `bytes`; at least `expected` arrive together. False if the system has no memory for them.
+    /// Appends a copy of `bytes`; at least `expected` arrive together. False if the system has no
+    /// memory for them.
     #[must_use]
     pub fn put(&mut self, bytes: &[u8], expected: usize) -> bool {
         if !self.make_room(bytes.len(), expected) {

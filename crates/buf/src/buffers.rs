@@ -27,16 +27,19 @@ pub(crate) const WITH_KERNEL: u32 = 1 << 31;
 /// The header of a pool buffer or of a heap block.
 ///
 /// Invariant, on which the `unsafe` blocks of this crate rest: the kernel, or who holds a slice of
-/// [`KernelSide::spare`](crate::KernelSide::spare), writes only while the state is `WITH_KERNEL`, and no lease is left then. The
-/// range of a [`LeaseMut`](crate::LeaseMut) is disjoint from those of all others, and from that of every
-/// [`Lease`](crate::Lease), so that it alone is written: bytes are reported once, cutting shares none of them, and only a frozen
-/// lease is cloned. While a lease is left the header stays where it is, and so do the bytes: a buffer's, since its first lease
-/// holds the pool and a chunk in use is not given back; a heap block's, since its last lease frees it.
+/// [`KernelSide::spare`](crate::KernelSide::spare), writes only while the state is `WITH_KERNEL`,
+/// and no lease is left then. The range of a [`LeaseMut`](crate::LeaseMut) is disjoint from those
+/// of all others, and from that of every [`Lease`](crate::Lease), so that it alone is written:
+/// bytes are reported once, cutting shares none of them, and only a frozen lease is cloned. While a
+/// lease is left the header stays where it is, and so do the bytes: a buffer's, since its first
+/// lease holds the pool and a chunk in use is not given back; a heap block's, since its last lease
+/// frees it.
 #[repr(C)]
 pub(crate) struct Header {
     /// `WITH_KERNEL`, or the number of leases; 0 if it is free.
     pub state: Cell<u32>,
-    /// The number of bytes, from the start, that were received when the buffer was last with the kernel.
+    /// The number of bytes, from the start, that were received when the buffer was last with the
+    /// kernel.
     pub filled: Cell<u32>,
     /// The pool; null for a heap block.
     pool: *const Inner,
@@ -55,7 +58,8 @@ struct HeapHead {
     pinned: usize,
 }
 
-/// Bytes on the heap, and what owns them. The owner is neither moved nor touched until it is dropped.
+/// Bytes on the heap, and what owns them. The owner is neither moved nor touched until it is
+/// dropped.
 #[repr(C)]
 struct HeapBlock<T> {
     head: HeapHead,
@@ -63,7 +67,8 @@ struct HeapBlock<T> {
 }
 
 impl<T: 'static> HeapBlock<T> {
-    /// A block with one lease. `None` if the system has no memory for it; the owner is dropped then.
+    /// A block with one lease. `None` if the system has no memory for it; the owner is dropped
+    /// then.
     fn leak(owner: T, pinned: usize) -> Option<NonNull<HeapBlock<T>>> {
         let header = Header { state: Cell::new(1), filled: Cell::new(0), pool: ptr::null(), id: 0 };
         let head = HeapHead { header, free: free_block::<T>, pinned };
@@ -101,8 +106,9 @@ impl Header {
     pub(crate) fn of_vec(bytes: Vec<u8>) -> Option<(NonNull<Header>, NonNull<u8>, usize)> {
         let pinned = bytes.capacity();
         let mut block = HeapBlock::leak(bytes, pinned)?;
-        // SAFETY: the block was just leaked, and nothing else knows it. The pointer comes from a mutable borrow, so that
-        // bytes may be written through it; the `Vec` is not touched until the last lease frees it.
+        // SAFETY: the block was just leaked, and nothing else knows it. The pointer comes from a
+        // mutable borrow, so that bytes may be written through it; the `Vec` is not touched until
+        // the last lease frees it.
         let bytes = unsafe { block.as_mut() }.owner.as_mut_slice();
         let (data, len) = (NonNull::from(&mut *bytes).cast(), bytes.len());
         Some((block.cast(), data, len))
@@ -141,17 +147,18 @@ impl Header {
     /// The last lease is gone.
     #[inline(never)]
     unsafe fn last_dropped(header: NonNull<Header>) {
-        // SAFETY: a buffer's header lives as long as its pool, which the leases' hold keeps until the end of this
-        // function; a heap block lives until it is freed below.
+        // SAFETY: a buffer's header lives as long as its pool, which the leases' hold keeps until
+        // the end of this function; a heap block lives until it is freed below.
         let this = unsafe { header.as_ref() };
         if this.pool.is_null() {
-            // SAFETY: a header without a pool is the start of a `HeapBlock` (see `of_owner`), and so of a `HeapHead`.
+            // SAFETY: a header without a pool is the start of a `HeapBlock` (see `of_owner`), and
+            // so of a `HeapHead`.
             let free = unsafe { header.cast::<HeapHead>().as_ref() }.free;
             // SAFETY: `of_owner` wrote it for the type of this block, to which nothing else refers.
             return unsafe { free(header) };
         }
-        // SAFETY: `received` forgot one `Rc` of this pool when it made the first lease. Taking it back drops the
-        // pool if nothing else holds it, after the last use of the header.
+        // SAFETY: `received` forgot one `Rc` of this pool when it made the first lease. Taking it
+        // back drops the pool if nothing else holds it, after the last use of the header.
         let pool = unsafe { Rc::from_raw(this.pool) };
         pool.free(this);
     }
@@ -164,7 +171,8 @@ impl Header {
         // SAFETY: a lease keeps the header alive.
         let this = unsafe { header.as_ref() };
         if this.pool.is_null() {
-            // SAFETY: a header without a pool is the start of a `HeapBlock` (see `of_owner`), and so of a `HeapHead`.
+            // SAFETY: a header without a pool is the start of a `HeapBlock` (see `of_owner`), and
+            // so of a `HeapHead`.
             return unsafe { header.cast::<HeapHead>().as_ref() }.pinned;
         }
         // SAFETY: the leases hold the pool.
@@ -175,8 +183,8 @@ impl Header {
 /// Size and bounds of a [`Pool`](crate::Pool).
 #[derive(Clone, Copy, Debug)]
 pub struct PoolConfig {
-    /// Bytes in one buffer, 64 to 16 MiB. 16 KiB by default: a 16 KiB echo through 2 KiB buffers costs four to
-    /// five times the CPU.
+    /// Bytes in one buffer, 64 to 16 MiB. 16 KiB by default: a 16 KiB echo through 2 KiB buffers
+    /// costs four to five times the CPU.
     pub buffer_bytes: usize,
     /// The most buffers the pool ever holds, 1 to 32768. Memory is taken in chunks on demand.
     pub buffers_max: usize,
@@ -219,12 +227,13 @@ impl Inner {
     #[inline]
     pub(crate) fn buffer(&self, id: u16) -> Option<(NonNull<Header>, NonNull<u8>)> {
         let (chunk, index) = (usize::from(id) / CHUNK_BUFFERS, usize::from(id) % CHUNK_BUFFERS);
-        // SAFETY: the list is borrowed until the end of this function, and nothing that is called here changes it. An
-        // ordinary borrow would count itself up and down for each buffer.
+        // SAFETY: the list is borrowed until the end of this function, and nothing that is called
+        // here changes it. An ordinary borrow would count itself up and down for each buffer.
         let chunks = unsafe { self.chunks.try_borrow_unguarded() }.ok()?;
         let chunk = chunks.get(chunk)?.as_ref()?;
         let header = chunk.headers.get(index)?;
-        // SAFETY: the memory of a chunk has `buffer_bytes` for each of its headers (see `grow`), and `index` is that of one.
+        // SAFETY: the memory of a chunk has `buffer_bytes` for each of its headers (see `grow`),
+        // and `index` is that of one.
         let data = unsafe { chunk.memory.start().add(index * self.config.buffer_bytes) };
         Some((NonNull::from(header), data))
     }
@@ -284,8 +293,8 @@ impl Inner {
         if care & POISON != 0
             && let Some((_, data)) = self.buffer(header.id)
         {
-            // SAFETY: the buffer is neither with the kernel nor leased (its state is 0), so nothing else reads or
-            // writes it, and `filled` never exceeds the buffer's size.
+            // SAFETY: the buffer is neither with the kernel nor leased (its state is 0), so nothing
+            // else reads or writes it, and `filled` never exceeds the buffer's size.
             unsafe { data.write_bytes(0xDD, header.filled.get() as usize) };
         }
         header.filled.set(0);

@@ -77,14 +77,15 @@ impl<H: 'static, B: 'static> Block<H, B> {
         let memory = unsafe { alloc(Layout::new::<Block<H, B>>()) };
         let block = NonNull::new(memory.cast::<Block<H, B>>())?;
         let counts = Counts { strong: Cell::new(1), weak: Cell::new(1), kind: Cell::new(kind) };
-        // SAFETY: the memory was just allocated with the layout of this type, and belongs to this function alone. What is headed is
-        // the first field of a block, which is `repr(C)`.
+        // SAFETY: the memory was just allocated with the layout of this type, and belongs to this
+        // function alone. What is headed is the first field of a block, which is `repr(C)`.
         unsafe { block.cast::<BlockHead<H>>().write(BlockHead { counts, head }) };
         Some(block)
     }
 
     /// # Safety
-    /// `counts` is the start of a block of this type whose body is not there, and whose head nothing uses from now on.
+    /// `counts` is the start of a block of this type whose body is not there, and whose head
+    /// nothing uses from now on.
     unsafe fn drop_head(counts: NonNull<Counts>) {
         let block = counts.cast::<Block<H, B>>().as_ptr();
         // SAFETY: the caller's promise, and the addresses are the same as in `drop_contents`.
@@ -97,8 +98,9 @@ impl<H: 'static, B: 'static> Block<H, B> {
     /// `counts` is the start of a block of this type, whose head and body nothing uses from now on.
     unsafe fn drop_contents(counts: NonNull<Counts>) {
         let block = counts.cast::<Block<H, B>>().as_ptr();
-        // SAFETY: the caller's promise. The counts are the first field of the first field of a block, both `repr(C)`, so they
-        // have its address, and the pointer was made from the whole allocation.
+        // SAFETY: the caller's promise. The counts are the first field of the first field of a
+        // block, both `repr(C)`, so they have its address, and the pointer was made from the whole
+        // allocation.
         let body = unsafe { &raw mut (*block).body };
         // SAFETY: as above.
         let head = unsafe { &raw mut (*block).headed.head };
@@ -185,9 +187,10 @@ impl<H: 'static, B: 'static> Counted<H, B> {
     #[inline]
     pub fn body(&self) -> &B {
         let block: NonNull<Block<H, B>> = self.head.block.cast();
-        // SAFETY: this is a strong holder, which keeps the body alive. Its block has a body of type `B`: it was made by
-        // `try_new` with that type, or comes from a head by `downcast`, `downcast_ref` or `fill`, which checked it. The pointer was made from
-        // the whole allocation.
+        // SAFETY: this is a strong holder, which keeps the body alive. Its block has a body of type
+        // `B`: it was made by `try_new` with that type, or comes from a head by `downcast`,
+        // `downcast_ref` or `fill`, which checked it. The pointer was made from the whole
+        // allocation.
         unsafe { &(*block.as_ptr()).body }
     }
 
@@ -211,12 +214,13 @@ impl<H: 'static> CountedHead<H> {
     #[inline]
     pub fn downcast_ref<B: 'static>(&self) -> Option<&Counted<H, B>> {
         let kind = self.counts().kind.get();
-        // Kinds are equal in address only if they are in content, and each type's function returns another identifier. Kinds of
-        // one type may have several addresses.
+        // Kinds are equal in address only if they are in content, and each type's function returns
+        // another identifier. Kinds of one type may have several addresses.
         if !ptr::eq(kind, Block::<H, B>::KIND) && (kind.type_id)() != TypeId::of::<B>() {
             return None;
         }
-        // SAFETY: a `Counted` is nothing but a head, which `repr(transparent)` promises, and the block has such a body.
+        // SAFETY: a `Counted` is nothing but a head, which `repr(transparent)` promises, and the
+        // block has such a body.
         Some(unsafe { &*ptr::from_ref(self).cast::<Counted<H, B>>() })
     }
 
@@ -241,9 +245,11 @@ impl<H: 'static> CountedHead<H> {
             return Err(body);
         }
         let block: NonNull<Block<H, B>> = self.block.cast();
-        // SAFETY: the block was allocated for a body of this type, as its kind says, and this is a strong holder.
+        // SAFETY: the block was allocated for a body of this type, as its kind says, and this is a
+        // strong holder.
         let place = unsafe { &raw mut (*block.as_ptr()).body };
-        // SAFETY: the body is not there, so nothing refers to it. Nothing else runs between here and the exchange of the kind.
+        // SAFETY: the body is not there, so nothing refers to it. Nothing else runs between here
+        // and the exchange of the kind.
         unsafe { place.write(body) };
         counts.kind.set(Block::<H, B>::KIND);
         // SAFETY: as in `downcast_ref`.
@@ -254,7 +260,8 @@ impl<H: 'static> CountedHead<H> {
 impl<H> CountedHead<H> {
     #[inline]
     fn counts(&self) -> &Counts {
-        // SAFETY: a strong holder keeps the block, and nothing has a unique reference to the counts.
+        // SAFETY: a strong holder keeps the block, and nothing has a unique reference to the
+        // counts.
         unsafe { &(*self.block.as_ptr()).counts }
     }
 
@@ -272,7 +279,8 @@ impl<H> CountedHead<H> {
         // The weak holder that represents all strong ones. Dropped after the contents, also if
         // their destructors panic.
         let _memory = WeakHead { block: self.block };
-        // SAFETY: the kind is that of this block. No strong holder is left, and weak ones look at the counts alone.
+        // SAFETY: the kind is that of this block. No strong holder is left, and weak ones look at
+        // the counts alone.
         unsafe { (kind.drop)(self.block.cast()) }
     }
 }
@@ -292,7 +300,8 @@ impl<H> Deref for CountedHead<H> {
 
     #[inline]
     fn deref(&self) -> &H {
-        // SAFETY: a strong holder keeps the head alive, and nothing has a unique reference to it before the last one went.
+        // SAFETY: a strong holder keeps the head alive, and nothing has a unique reference to it
+        // before the last one went.
         unsafe { &(*self.block.as_ptr()).head }
     }
 }
@@ -379,7 +388,8 @@ impl<H> Drop for WeakHead<H> {
         counts.weak.set(weak);
         if weak == 0 {
             let layout = counts.kind.get().layout;
-            // SAFETY: no holder of any sort is left, the contents are dropped, and this is what the block was allocated with.
+            // SAFETY: no holder of any sort is left, the contents are dropped, and this is what the
+            // block was allocated with.
             unsafe { dealloc(self.block.as_ptr().cast(), layout) }
         }
     }

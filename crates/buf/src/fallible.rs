@@ -16,8 +16,9 @@ pub fn try_box<T>(value: T) -> Option<Box<T>> {
     one.try_reserve_exact(1).ok()?;
     one.push(value);
     let one: *mut [T] = Box::into_raw(one.into_boxed_slice());
-    // SAFETY: the pointer is to a boxed slice of exactly one `T`, which nothing else owns; a slice of one has the layout of
-    // the value alone, so it may be freed as that. For a `T` without a size nothing is allocated or freed.
+    // SAFETY: the pointer is to a boxed slice of exactly one `T`, which nothing else owns; a slice
+    // of one has the layout of the value alone, so it may be freed as that. For a `T` without a
+    // size nothing is allocated or freed.
     Some(unsafe { Box::from_raw(one.cast::<T>()) })
 }
 
@@ -30,7 +31,8 @@ pub(crate) fn try_zeroed(bytes: usize) -> Option<Vec<u8>> {
     }
     // SAFETY: the layout's size is not zero.
     let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-    // SAFETY: just allocated with the layout of as many bytes, all of them zero, and nothing else owns it.
+    // SAFETY: just allocated with the layout of as many bytes, all of them zero, and nothing else
+    // owns it.
     Some(unsafe { Vec::from_raw_parts(start.as_ptr(), bytes, bytes) })
 }
 

@@ -10,8 +10,8 @@ use crate::buffers::Header;
 /// An owned window on bytes that do not change: part of a pool buffer, or of the bytes of its owner
 /// on the heap.
 ///
-/// Cloning and cutting copy no byte. A lease on a pool buffer pins the whole buffer until it is dropped, as
-/// [`pinned_bytes`](Lease::pinned_bytes) says.
+/// Cloning and cutting copy no byte. A lease on a pool buffer pins the whole buffer until it is
+/// dropped, as [`pinned_bytes`](Lease::pinned_bytes) says.
 pub struct Lease {
     /// `None` exactly when the lease pins nothing, and then `len` is 0.
     header: Option<NonNull<Header>>,
@@ -92,8 +92,8 @@ impl Lease {
         Some(lease)
     }
 
-    /// Bytes of memory this lease keeps from being used otherwise: the size of its buffer or heap block, shared
-    /// with the other leases on it.
+    /// Bytes of memory this lease keeps from being used otherwise: the size of its buffer or heap
+    /// block, shared with the other leases on it.
     #[inline]
     pub fn pinned_bytes(&self) -> usize {
         // SAFETY: this lease lives.
@@ -148,7 +148,8 @@ impl Lease {
     #[inline]
     pub fn advance(&mut self, count: usize) {
         assert!(count <= self.len(), "lease of {} bytes advanced by {count}", self.len());
-        // SAFETY: count is at most len, so the result is inside or one past the end of the same block.
+        // SAFETY: count is at most len, so the result is inside or one past the end of the same
+        // block.
         self.data = unsafe { self.data.add(count) };
         self.len -= count as u32;
     }
@@ -166,7 +167,8 @@ impl Lease {
 
 impl From<Vec<u8>> for Lease {
     /// # Panics
-    /// If there are 4 GiB or more, or the system has no memory for the 64 bytes that a lease on the heap adds.
+    /// If there are 4 GiB or more, or the system has no memory for the 64 bytes that a lease on the
+    /// heap adds.
     fn from(bytes: Vec<u8>) -> Lease {
         Lease::try_from_vec(bytes).expect("memory for a lease")
     }
@@ -204,10 +206,11 @@ impl Deref for Lease {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: `data` and `len` lie within the block of the header (checked by advance and truncate), or len is
-        // 0 and data dangles, which is allowed. The block is initialised and stays while a lease lives. It is not
-        // written: the kernel side writes only while the buffer is the kernel's, and no lease is left then; and no `LeaseMut` has
-        // any of these bytes (invariants of `Header`).
+        // SAFETY: `data` and `len` lie within the block of the header (checked by advance and
+        // truncate), or len is 0 and data dangles, which is allowed. The block is initialised and
+        // stays while a lease lives. It is not written: the kernel side writes only while the
+        // buffer is the kernel's, and no lease is left then; and no `LeaseMut` has any of these
+        // bytes (invariants of `Header`).
         unsafe { core::slice::from_raw_parts(self.data.as_ptr(), self.len as usize) }
     }
 }

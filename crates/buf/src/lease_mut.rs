@@ -70,8 +70,8 @@ impl LeaseMut {
         self.lease
     }
 
-    /// Bytes of memory this lease keeps from being used otherwise: the size of its buffer or heap block, shared with the other
-    /// leases on it.
+    /// Bytes of memory this lease keeps from being used otherwise: the size of its buffer or heap
+    /// block, shared with the other leases on it.
     #[inline]
     pub fn pinned_bytes(&self) -> usize {
         self.lease.pinned_bytes()
@@ -125,11 +125,12 @@ impl DerefMut for LeaseMut {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         let (data, len) = self.lease.raw_parts();
-        // SAFETY: the range lies within the block of the header, which is initialised and stays while the lease lives, or len
-        // is 0 and data dangles. No other lease has a byte of it, and the kernel side writes only while the buffer is the
-        // kernel's, when no lease is left (invariants of `Header`), so `&mut self` is the only way to it. Both ways in,
-        // `KernelSide::received` and `Header::of_vec`, made the pointer from one that may be written through: that of the
-        // chunk's allocation, and a mutable borrow.
+        // SAFETY: the range lies within the block of the header, which is initialised and stays
+        // while the lease lives, or len is 0 and data dangles. No other lease has a byte of it, and
+        // the kernel side writes only while the buffer is the kernel's, when no lease is left
+        // (invariants of `Header`), so `&mut self` is the only way to it. Both ways in,
+        // `KernelSide::received` and `Header::of_vec`, made the pointer from one that may be
+        // written through: that of the chunk's allocation, and a mutable borrow.
         unsafe { core::slice::from_raw_parts_mut(data.as_ptr(), len) }
     }
 }

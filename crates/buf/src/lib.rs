@@ -17,8 +17,8 @@
 //! next buffer used is the one that is warm in the cache. Bytes that span leases are put together
 //! in a [`Block`].
 //!
-//! Memory is taken from the system in chunks, the first one when the first buffer is lent, and is zeroed, so
-//! that a lease can never show bytes that were not received here.
+//! Memory is taken from the system in chunks, the first one when the first buffer is lent, and is
+//! zeroed, so that a lease can never show bytes that were not received here.
 //!
 //! This crate does not know any kernel: all of it runs under Miri.
 

@@ -11,7 +11,8 @@ use crate::buffers::{CHUNK_BUFFERS, Chunk, Header, Inner, POISON, PoolConfig, WA
 use crate::lease::Lease;
 use crate::lease_mut::LeaseMut;
 
-/// Buffer ids are 16 bits wide in the kernel's interface, and a buffer ring has at most 2^15 entries.
+/// Buffer ids are 16 bits wide in the kernel's interface, and a buffer ring has at most 2^15
+/// entries.
 const BUFFERS_LIMIT: usize = 1 << 15;
 
 /// The reason why a pool cannot be created.
@@ -118,7 +119,8 @@ impl Pool {
         self.inner.total.get()
     }
 
-    /// The number of buffers that could be lent now: free ones and those not yet taken from the system.
+    /// The number of buffers that could be lent now: free ones and those not yet taken from the
+    /// system.
     pub fn available(&self) -> usize {
         let counts = self.counts();
         counts.free + self.inner.most.get().saturating_sub(counts.total)
@@ -195,9 +197,9 @@ impl fmt::Debug for Pool {
 
 /// The driver's side of a [`Pool`]: lends buffers to a kernel and takes the bytes that arrived.
 ///
-/// There is one for each pool. A driver that passes an [`address`](KernelSide::address) to something that writes
-/// there promises that it writes only while the buffer is lent, and that bytes are reported through
-/// [`received`](KernelSide::received) only once they are written.
+/// There is one for each pool. A driver that passes an [`address`](KernelSide::address) to
+/// something that writes there promises that it writes only while the buffer is lent, and that
+/// bytes are reported through [`received`](KernelSide::received) only once they are written.
 pub struct KernelSide {
     inner: Rc<Inner>,
 }
@@ -208,8 +210,8 @@ impl KernelSide {
         Pool { inner: self.inner.clone() }
     }
 
-    /// Lends the buffer that was freed last, growing the pool if none is free. `None` at `buffers_max`, or
-    /// when the system has no memory.
+    /// Lends the buffer that was freed last, growing the pool if none is free. `None` at
+    /// `buffers_max`, or when the system has no memory.
     #[inline]
     pub fn lend(&mut self) -> Option<u16> {
         let inner = &self.inner;
@@ -237,9 +239,11 @@ impl KernelSide {
             let Some(id) = self.lend() else { return count };
             let (_, data) = self.lent(id);
             let len = self.inner.config.buffer_bytes;
-            // SAFETY: the range is the buffer's, initialised (zeroed at allocation) and free until it was lent just now, so that
-            // no lease covers any of it. A lent buffer is not lent again, so the slices of this call are disjoint; and as long as
-            // one of them lives `self` is borrowed, so that no other slice is made, none of it is reported, and none taken back.
+            // SAFETY: the range is the buffer's, initialised (zeroed at allocation) and free until
+            // it was lent just now, so that no lease covers any of it. A lent buffer is not lent
+            // again, so the slices of this call are disjoint; and as long as one of them lives
+            // `self` is borrowed, so that no other slice is made, none of it is reported, and none
+            // taken back.
             each(id, unsafe { core::slice::from_raw_parts_mut(data.as_ptr(), len) });
         }
         most
@@ -265,8 +269,8 @@ impl KernelSide {
     #[inline]
     fn find_lent(&self, id: u16) -> Option<(&Header, NonNull<u8>)> {
         let (header, data) = self.inner.buffer(id)?;
-        // SAFETY: the header lives in a chunk of this pool; it goes only in `trim` while the buffer is free, which
-        // it is not as long as it is lent, and taking it back needs `&mut self`.
+        // SAFETY: the header lives in a chunk of this pool; it goes only in `trim` while the buffer
+        // is free, which it is not as long as it is lent, and taking it back needs `&mut self`.
         let header = unsafe { header.as_ref() };
         (header.state.get() == WITH_KERNEL).then_some((header, data))
     }
@@ -282,7 +286,8 @@ impl KernelSide {
     /// Ends the loan of a buffer, to whose start the kernel wrote `len` bytes.
     ///
     /// # Panics
-    /// If the buffer is not lent, or `len` exceeds its size: then the memory can no longer be trusted.
+    /// If the buffer is not lent, or `len` exceeds its size: then the memory can no longer be
+    /// trusted.
     #[inline]
     pub fn received(&mut self, id: u16, len: usize) -> LeaseMut {
         let (header, data) = self.lent(id);
@@ -308,14 +313,15 @@ impl KernelSide {
         self.inner.free(header);
     }
 
-    /// The memory of a lent buffer, for drivers that write it themselves (epoll, a simulated kernel).
+    /// The memory of a lent buffer, for drivers that write it themselves (epoll, a simulated
+    /// kernel).
     #[inline]
     pub fn spare(&mut self, id: u16) -> &mut [u8] {
         let (_, data) = self.lent(id);
         let len = self.inner.config.buffer_bytes;
-        // SAFETY: the range is the buffer's and initialised (zeroed at allocation); a lent buffer has no lease; `&mut self`
-        // on the pool's only `KernelSide` keeps a second slice away; and a caller that gave the address to a kernel promised
-        // to let only that one write.
+        // SAFETY: the range is the buffer's and initialised (zeroed at allocation); a lent buffer
+        // has no lease; `&mut self` on the pool's only `KernelSide` keeps a second slice away; and
+        // a caller that gave the address to a kernel promised to let only that one write.
         unsafe { core::slice::from_raw_parts_mut(data.as_ptr(), len) }
     }
 }

@@ -18,8 +18,9 @@ pub(crate) struct Region {
 impl Region {
     /// Allocates `bytes` of zeroed memory, or `None` if the system refuses.
     ///
-    /// It asks for one page more than needed at natural alignment and aligns by hand: `alloc_zeroed` with a
-    /// large alignment clears the memory itself, which would make every page resident at once.
+    /// It asks for one page more than needed at natural alignment and aligns by hand:
+    /// `alloc_zeroed` with a large alignment clears the memory itself, which would make every page
+    /// resident at once.
     pub(crate) fn new(bytes: usize) -> Option<Region> {
         let layout = Layout::from_size_align(bytes.checked_add(PAGE)?, 16).ok()?;
         // SAFETY: the layout's size is at least PAGE, so it is not zero.

@@ -23,10 +23,12 @@ pub struct Tail<'a> {
     pub lend: &'a dyn Fn(Bytes) -> Result<Option<Lease>, Bytes>,
 }
 
-/// Writes one reply in place: it is a [`BufMut`], a [`fmt::Write`] and, in programs, an `std::io::Write` over the bytes that
-/// are sent next. Numbers, formatted text, and output of serde or prost need no separate buffer.
+/// Writes one reply in place: it is a [`BufMut`], a [`fmt::Write`] and, in programs, an
+/// `std::io::Write` over the bytes that are sent next. Numbers, formatted text, and output of serde
+/// or prost need no separate buffer.
 ///
-/// `write!` works without an import. Written bytes cannot be read again, only [patched](ReplyWriter::patch).
+/// `write!` works without an import. Written bytes cannot be read again, only
+/// [patched](ReplyWriter::patch).
 ///
 /// It fails only for lack of memory: `fmt::Write` and `io::Write` then return an error, and the
 /// connection is reset, as for any reply without memory.
@@ -124,8 +126,8 @@ impl<'a> ReplyWriter<'a> {
     }
 }
 
-// SAFETY: `chunk_mut` gives out the room behind the bytes of the `Vec`, which `advance_mut` counts as written only as far as it goes,
-// as the implementation of `BufMut` for `Vec<u8>` does.
+// SAFETY: `chunk_mut` gives out the room behind the bytes of the `Vec`, which `advance_mut` counts
+// as written only as far as it goes, as the implementation of `BufMut` for `Vec<u8>` does.
 unsafe impl BufMut for ReplyWriter<'_> {
     #[inline]
     fn remaining_mut(&self) -> usize {

@@ -28,8 +28,8 @@ enum Order {
         #[arg(value_name = "NETWORKS")]
         networks: String,
     },
-    /// Sets a limit: per_address=20, address_rate=5/20, connections_max=50000, connection_rate=100/500, accept_rate=20000/5000,
-    /// or per_address=off
+    /// Sets a limit: per_address=20, address_rate=5/20, connections_max=50000,
+    /// connection_rate=100/500, accept_rate=20000/5000, or per_address=off
     Limit {
         /// The limit and its value; for a rate, connections per second and at once
         #[arg(value_name = "NAME=VALUE")]

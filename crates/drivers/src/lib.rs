@@ -1,7 +1,9 @@
-//! The drivers of ringserve: io_uring, in a safe bookkeeping half and a thin kernel half, and epoll.
+//! The drivers of ringserve: io_uring, in a safe bookkeeping half and a thin kernel half, and
+//! epoll.
 //!
-//! [`Uring`] is the bookkeeping: it implements [`ringserve_core::Driver`] over a [`Kernel`](kernel::Kernel).
-//! [`SystemKernel`] is the real one. [`probe()`] tries whether io_uring works here.
+//! [`Uring`] is the bookkeeping: it implements [`ringserve_core::Driver`] over a
+//! [`Kernel`](kernel::Kernel). [`SystemKernel`] is the real one. [`probe()`] tries whether io_uring
+//! works here.
 
 #![warn(missing_docs)]
 #![deny(clippy::disallowed_methods)]

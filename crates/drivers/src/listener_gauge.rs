@@ -6,8 +6,8 @@
 //! | waiting, capacity | `TCP_INFO` | `tcpi_unacked`, `tcpi_sacked`, which mean this for a listener alone |
 //! | dropped | `SO_MEMINFO` (Linux 4.12) | `SK_MEMINFO_DROPS` |
 //!
-//! A gauge does not hold its listener: a descriptor of it would keep it listening after its driver closed it, and the kernel
-//! would go on giving connections to a queue that is never emptied.
+//! A gauge does not hold its listener: a descriptor of it would keep it listening after its driver
+//! closed it, and the kernel would go on giving connections to a queue that is never emptied.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -70,7 +70,8 @@ impl ListenerGauge {
     }
 }
 
-/// The first fields of `struct tcp_info`: eight bytes, of which the first is the state, and numbers of 32 bits.
+/// The first fields of `struct tcp_info`: eight bytes, of which the first is the state, and numbers
+/// of 32 bits.
 type TcpInfo = [u32; 8];
 
 /// The numbers that `SO_MEMINFO` writes.
@@ -142,7 +143,8 @@ mod tests {
         let late: Vec<Socket> = (0..7).map(|_| begins_to_connect(addr)).collect();
         let read = gauge.read().unwrap();
         assert_eq!((read.waiting, read.capacity), (full.waiting, full.capacity));
-        // They may have repeated their packets by now, and listeners of other tests may lose some too.
+        // They may have repeated their packets by now, and listeners of other tests may lose some
+        // too.
         let (dropped, drops) = (read.dropped.unwrap(), listen_drops() - before);
         assert!((7..=drops).contains(&dropped), "{dropped} dropped here and {drops} in the namespace");
         // Their packets were dropped, so they know that they are not connected.

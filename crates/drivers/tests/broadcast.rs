@@ -12,11 +12,13 @@ use ringserve_drivers::UringConfig;
 const ENTRIES: u32 = 8;
 const CONNECTIONS: u32 = 1000;
 
-/// Hands the send of every connection to the driver before any turn, and takes turns until all of them ended.
+/// Hands the send of every connection to the driver before any turn, and takes turns until all of
+/// them ended.
 fn broadcast(rig: &mut Rig, ids: &[ConnId], text: &[u8], quietly: bool) {
     ids.iter().for_each(|id| rig.send(*id, text));
     let mut ended = vec![false; ids.len()];
-    // Each turn submits what the queue holds; 125 turns are enough, and nothing depends on how many more it takes.
+    // Each turn submits what the queue holds; 125 turns are enough, and nothing depends on how many
+    // more it takes.
     let turns_max = 4 * ids.len() / ENTRIES as usize;
     for _ in 0..turns_max {
         if quietly {

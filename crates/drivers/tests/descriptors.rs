@@ -52,7 +52,8 @@ fn queued_connection_survives_the_limit_of_descriptors() {
     rig.settled();
 }
 
-/// Turns, with waits that nothing but the driver itself ends, until the listener is closed. The sockets that came first.
+/// Turns, with waits that nothing but the driver itself ends, until the listener is closed. The
+/// sockets that came first.
 fn until_closed(driver: &mut dyn Driver<Descriptor = OwnedFd>, turns_max: u64) -> Vec<Socket> {
     let (mut sockets, mut out) = (Vec::new(), Vec::new());
     for _ in 0..turns_max {

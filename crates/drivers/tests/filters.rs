@@ -14,8 +14,8 @@ const KEEP: SockFilter = SockFilter::new((libc::BPF_RET | libc::BPF_K) as u16, 0
 /// Instructions of a socket's filter.
 fn instructions(socket: impl AsFd) -> u32 {
     let mut count: libc::socklen_t = 0;
-    // SAFETY: with room for no instruction the kernel writes none, and their number to `count`, which lives until the call
-    // returns; the descriptor is borrowed, so it is open.
+    // SAFETY: with room for no instruction the kernel writes none, and their number to `count`,
+    // which lives until the call returns; the descriptor is borrowed, so it is open.
     let got = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),

@@ -1,4 +1,5 @@
-//! The io_uring driver on the kernel of this machine: too few buffers, too few queue entries, slow readers, ends.
+//! The io_uring driver on the kernel of this machine: too few buffers, too few queue entries, slow
+//! readers, ends.
 
 mod common;
 

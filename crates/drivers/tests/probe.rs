@@ -30,7 +30,8 @@ fn block(call: libc::c_long, errno: i32) {
     // SAFETY: this call has no pointer arguments.
     let done = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
     assert_eq!(done, 0);
-    // SAFETY: the filter is a valid program that lives until the call returns; the kernel copies it.
+    // SAFETY: the filter is a valid program that lives until the call returns; the kernel copies
+    // it.
     let done = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) };
     assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
 }
@@ -76,8 +77,8 @@ fn a_ring_can_be_made_without_restrictions_and_says_so() {
     assert!(!free.describe().contains("restricted"), "{}", free.describe());
 }
 
-/// The end of a ring is work for the thread that made it, some time later, and interrupts calls of that thread that wait
-/// with a bound.
+/// The end of a ring is work for the thread that made it, some time later, and interrupts calls of
+/// that thread that wait with a bound.
 #[test]
 fn the_probe_interrupts_no_call_of_its_thread() {
     for round in 0..10 {

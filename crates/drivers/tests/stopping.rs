@@ -51,7 +51,8 @@ impl Place {
 
 fn tcp(addr: &str) -> (Place, OwnedFd) {
     let listener = TcpListener::bind(addr).unwrap();
-    // The standard library's 128 are too few: a handshake that ends at a full queue is completed a second later.
+    // The standard library's 128 are too few: a handshake that ends at a full queue is completed a
+    // second later.
     SockRef::from(&listener).listen(4096).unwrap();
     (Place::Tcp(listener.local_addr().unwrap()), listener.into())
 }
@@ -244,8 +245,8 @@ fn an_empty_queue_is_closed_in_few_turns() {
     }
 }
 
-/// Clients connect as fast as they can while the listener is closed. A filtered packet is sent again after a second and
-/// then refused.
+/// Clients connect as fast as they can while the listener is closed. A filtered packet is sent
+/// again after a second and then refused.
 #[test]
 fn every_connect_that_succeeded_is_delivered() {
     const ROUNDS: usize = 4;

@@ -1,8 +1,9 @@
 //! Files that a server reads again when they change: certificates, keys, lists of networks.
 //!
-//! A look is a `stat` of each file. What has changed is read; what was read is judged by its user, whether it is taken or
-//! refused; and only then it counts as seen. So a file that cannot be read for a while, since descriptors are used up or its disk
-//! is not mounted, is read at the first look at which that is possible, and what fails the same way look after look is told once.
+//! A look is a `stat` of each file. What has changed is read; what was read is judged by its user,
+//! whether it is taken or refused; and only then it counts as seen. So a file that cannot be read
+//! for a while, since descriptors are used up or its disk is not mounted, is read at the first look
+//! at which that is possible, and what fails the same way look after look is reported once.
 
 use std::fmt;
 use std::fs::{self, File, Metadata};
@@ -10,8 +11,9 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// What changes with a file: its device and number, its size, and the times at which its content and its facts changed. The last
-/// one is the kernel's alone, so that a file that is written with its old time and size shows too.
+/// Properties that change with a file: its device and number, its size, and the times at which its
+/// content and its facts changed. The last one is the kernel's alone, so that a file that is
+/// written with its old time and size shows too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     file: (u64, u64),
@@ -31,12 +33,13 @@ impl Stamp {
     }
 }
 
-/// What a file had when it was read.
+/// A file as it was read.
 #[derive(Clone, Debug)]
 pub struct Content {
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// Of the file that was opened, taken before it was read, so that a change meanwhile is seen at the next look.
+    /// Of the file that was opened, taken before it was read, so that a change meanwhile is seen at
+    /// the next look.
     pub stamp: Stamp,
 }
 
@@ -67,12 +70,13 @@ impl Watcher {
         Watcher { judged: Some(stamps), failed: None }
     }
 
-    /// Looks at `files`. If one is not as it was when they were judged, all are read by `read`, which returns their stamps too, in
-    /// the same order, and what it read is judged by `judge`. `None` if nothing changed, or if they cannot be read for a reason that
-    /// was returned before.
+    /// Looks at `files`. If one is not as it was when they were judged, all are read by `read`,
+    /// which returns their stamps too, in the same order, and what it read is judged by `judge`.
+    /// `None` if nothing changed, or if they cannot be read for a reason that was returned before.
     ///
     /// # Errors
-    /// That of `read`, and the next look reads again; or that of `judge`, and no look reads again before a file changes.
+    /// The error of `read`, and the next look reads again; or the error of `judge`, and no look
+    /// reads again before a file changes.
     pub fn look<T, U, E: fmt::Display>(
         &mut self,
         files: &[impl AsRef<Path>],

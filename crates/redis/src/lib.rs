@@ -1,5 +1,6 @@
-//! Pipelined requests that ask several shards ([`scatter`]), the protocol of Redis (`resp`), and the fields of a message by their
-//! places ([`FrameFields`]). Users depend on `ringserve`, which re-exports this crate.
+//! Pipelined requests that ask several shards ([`scatter`]), the protocol of Redis (`resp`), and
+//! the fields of a message by their places ([`FrameFields`]). Users depend on `ringserve`, which
+//! re-exports this crate.
 //!
 //! It stands on the public API of the server alone. `scatter/mod.rs` is the place to begin.
 

@@ -14,8 +14,9 @@ const BETWEEN_BYTES_MAX: usize = 16;
 /// Begin and end of a part.
 pub type Span = (u32, u32);
 
-/// The parts of a message: the arguments of a request, the fields of a record. A framing that finds them while it looks for the
-/// end of a frame may hand them over as spans in the [head](ringserve_server::framing::TypedFraming::Head); this reads them.
+/// The parts of a message: the arguments of a request, the fields of a record. A framing that finds
+/// them while it looks for the end of a frame may hand them over as spans in the
+/// [head](ringserve_server::framing::TypedFraming::Head); this reads them.
 ///
 /// ```
 /// use ringserve::framing::FrameFields;
@@ -35,13 +36,15 @@ pub struct FrameFields<'a> {
 }
 
 impl<'a> FrameFields<'a> {
-    /// The parts at `spans` in `bytes`. [`get`](FrameFields::get) panics for a span outside of `bytes`.
+    /// The parts at `spans` in `bytes`. [`get`](FrameFields::get) panics for a span outside of
+    /// `bytes`.
     #[inline]
     pub fn new(bytes: &'a [u8], spans: &'a [Span]) -> FrameFields<'a> {
         FrameFields { bytes, spans, frame: None }
     }
 
-    /// The parts at `spans` in the payload of a frame, which can be [kept](FrameFields::keep) without a copy.
+    /// The parts at `spans` in the payload of a frame, which can be [kept](FrameFields::keep)
+    /// without a copy.
     #[inline]
     pub fn of_frame(frame: &'a Frame, spans: &'a [Span]) -> FrameFields<'a> {
         FrameFields { bytes: frame, spans, frame: Some(frame) }
@@ -91,8 +94,8 @@ impl<'a> FrameFields<'a> {
         String::from_utf8_lossy(self.get(n)).to_ascii_lowercase()
     }
 
-    /// Appends copies of all parts to `bytes`, and their places there to `spans`. Where nearly all bytes from the first part to
-    /// the last one are theirs, they are copied in one go.
+    /// Appends copies of all parts to `bytes`, and their places there to `spans`. Where nearly all
+    /// bytes from the first part to the last one are theirs, they are copied in one go.
     #[inline]
     pub(crate) fn copy_to(&self, bytes: &mut Vec<u8>, spans: &mut Vec<Span>) {
         let (Some(&(from, _)), Some(&(_, to))) = (self.spans.first(), self.spans.last()) else { return };
@@ -138,11 +141,11 @@ impl fmt::Debug for FrameFields<'_> {
     }
 }
 
-/// Bytes that outlive their frame, such as the value of a key: a copy, or the block in which they were received, so that a
-/// large value is never copied.
+/// Bytes that outlive their frame, such as the value of a key: a copy, or the block in which they
+/// were received, so that a large value is never copied.
 ///
-/// A block is kept from 16 KiB on if it is not a receive buffer and at most a quarter larger than the part in it. A frame that
-/// is larger than a receive buffer has such a block.
+/// A block is kept from 16 KiB on if it is not a receive buffer and at most a quarter larger than
+/// the part in it. A frame that is larger than a receive buffer has such a block.
 ///
 /// ```
 /// use ringserve::framing::{OwnedField, FrameFields};
@@ -160,7 +163,8 @@ enum Held {
 }
 
 impl OwnedField {
-    /// Takes part `n` in place of the old bytes. A copy goes into the old memory if that is not much too large.
+    /// Takes part `n` in place of the old bytes. A copy goes into the old memory if that is not
+    /// much too large.
     #[inline]
     pub fn replace(&mut self, parts: FrameFields<'_>, n: usize) {
         let bytes = parts.get(n);

@@ -15,15 +15,15 @@ use ringserve::testing::{ClientStream, Faults, Sim, SimServer};
 use ringserve::{Cx, Frame, Limits, Server, Service, Shard};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// What the connections of a shard may hold.
+/// The most that connections of a shard may hold.
 const HELD_BYTES_MAX: usize = 16 << 20;
 /// Bytes of a huge answer.
 const HUGE: usize = 1 << 20;
 
-/// What is asked of a word.
+/// A question about a word.
 #[derive(Clone, Copy)]
 enum Question {
-    /// How often it was asked for.
+    /// The number of times that it was asked for.
     Count,
     /// Many bytes of it.
     Long,
@@ -73,10 +73,11 @@ impl QuestionHandler for Words {
     }
 }
 
-/// `count`, `long`, `huge` and `panic` ask for the words behind them, the first letter of `merged` for all at once; `here` and `shard` reply
-/// by themselves. The handlers of `late` and `never`, which ask like `count`, look at what is left of them 5 s later, and not at all.
-/// Those of even length go along with earlier ones where they may.
-/// A time limit on the rest of a request makes it be dropped.
+/// `count`, `long`, `huge` and `panic` ask for the words behind them, the first letter of `merged`
+/// for all at once; `here` and `shard` reply by themselves. The handlers of `late` and `never`,
+/// which ask like `count`, look at what is left of them 5 s later, and not at all. Those of even
+/// length go along with earlier ones where they may. A time limit on the rest of a request makes it
+/// be dropped.
 struct Asks {
     scatter: Scatter<Words>,
     shard: Shard,
@@ -207,7 +208,8 @@ fn replies_come_in_the_order_of_their_requests() {
     });
 }
 
-/// Beyond what a connection may have waiting, in all ways to begin a request, with others between that reply by themselves.
+/// Beyond what a connection may have waiting, in all ways to begin a request, with others between
+/// that reply by themselves.
 #[test]
 fn replies_of_long_pipelines_come_in_order() {
     Sim::seeds(30).faults(Faults::harmless()).run(|sim| {
@@ -243,7 +245,8 @@ fn replies_of_long_pipelines_come_in_order() {
     });
 }
 
-/// While what is asked is under way, as much more waits. So a batch is never a question alone, however long a pipeline is.
+/// While what is asked is under way, as much more waits. So a batch is never a question alone,
+/// however long a pipeline is.
 #[test]
 fn pipeline_of_any_length_is_asked_in_large_batches() {
     const REQUESTS: usize = 7000;
@@ -291,7 +294,8 @@ fn replies_of_pipelined_requests_leave_in_one_send() {
     });
 }
 
-/// What sleeps has to be woken, so shards that talk look once more before they do; and no more often, which would be for nothing.
+/// A shard that sleeps has to be woken, so shards that talk look once more before they sleep; and
+/// no more often, which would be for nothing.
 #[test]
 fn shards_that_talk_look_once_more_before_they_sleep() {
     const QUESTIONS: u64 = 50;
@@ -308,7 +312,8 @@ fn shards_that_talk_look_once_more_before_they_sleep() {
                 net.sleep(SECOND / 5).await;
             }
             let [asker, other] = [0, 1].map(|shard| turns()[shard] - before[shard]);
-            // Without a second look 416 and 102; of the asker up to 428 if it takes none behind its questions.
+            // Without a second look 416 and 102; of the asker up to 428 if it takes none behind its
+            // questions.
             assert!((440..500).contains(&asker), "{asker} turns of the asker");
             assert!((250..350).contains(&other), "{other} turns of the other shard");
             Ok(())
@@ -494,8 +499,8 @@ fn request_dropped_before_it_asks_leaves_nothing_behind() {
     });
 }
 
-/// Replies are handed over to the call that has the turn next. It takes them along where it never looks: later requests do not wait
-/// for them, and no reply comes behind its time.
+/// Replies are handed over to the call that has the turn next. It takes them along where it never
+/// looks: later requests do not wait for them, and no reply comes behind its time.
 #[test]
 fn request_dropped_before_its_turn_takes_what_it_was_left() {
     Sim::seeds(20).run(|sim| {
@@ -522,7 +527,8 @@ fn request_dropped_before_its_turn_takes_what_it_was_left() {
     });
 }
 
-/// A request that went along waits for others that may, and for none whose handler does something else.
+/// A request that went along waits for others that may, and for none whose handler does something
+/// else.
 #[test]
 fn nothing_turns_while_a_handler_does_not_look_at_its_request() {
     Sim::seeds(20).faults(Faults::none()).run(|sim| {
@@ -573,7 +579,8 @@ fn own_requests_behind_long_answers_keep_their_order() {
         let lab = starts(sim, 2, 1000, None);
         sim.client("me", async move |net| {
             let mut me = connects(&net, &lab.server).await?;
-            // More than an answer of each shard holds: the rest waits for the next rounds, in which the other shard is slow.
+            // More than an answer of each shard holds: the rest waits for the next rounds, in which
+            // the other shard is slow.
             me.send(format!("long{}\n", " 0 1".repeat(14))).await?;
             assert_eq!(me.exactly(4).await?, b"long");
             let mut heard = 0;

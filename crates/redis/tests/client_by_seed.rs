@@ -1,4 +1,5 @@
-//! The client on simulated servers, before a Redis that splits its replies, refuses, ends and comes back.
+//! The client on simulated servers, before a Redis that splits its replies, refuses, ends and comes
+//! back.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -25,7 +26,8 @@ impl Service for Idle {
     }
 }
 
-/// A Redis that knows AUTH and ECHO, and whose connections now and then end or receive what no command asked for.
+/// A Redis that knows AUTH and ECHO, and whose connections now and then end or receive what no
+/// command asked for.
 struct Store {
     ends_one_in: u64,
     pushes_one_in: u64,

@@ -1,5 +1,5 @@
-//! The client beside a real redis-server: the one that `REDIS_SERVER` names, or that of the path. Without one the tests say so and
-//! pass.
+//! The client beside a real redis-server: the one that `REDIS_SERVER` names, or that of the path.
+//! Without one the tests say so and pass.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};

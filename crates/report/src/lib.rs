@@ -2,7 +2,8 @@
 //! [`Report`], `/connections` is [`Connections`], `/stalls` a list of [`Stall`]s, `/doctor` a list
 //! of [`Finding`]s.
 //!
-//! Times are seconds, as `f64`; sizes are bytes. Names in JSON are those of the fields, and values of enums are in snake case.
+//! Times are seconds, as `f64`; sizes are bytes. Names in JSON are those of the fields, and values
+//! of enums are in snake case.
 //!
 //! A program may be older or newer than the server that it asks: a missing field is read as its
 //! default, an unknown field is ignored, and an unknown value of an enum is read as `Unknown`.

@@ -242,8 +242,8 @@ impl Clocks {
         assert!(self.late.0 <= LATE_STEPS, "connection {tag} outlives its limit, {limit}: {self:?}");
     }
 
-    /// The limit that should have ended the connection by now, or made its service ask for a heartbeat. A window may be over
-    /// by `late`.
+    /// The limit that should have ended the connection by now, or made its service ask for a
+    /// heartbeat. A window may be over by `late`.
     pub fn overdue(&self, limits: &Limits, now: u64, late: u64) -> Option<&'static str> {
         let heartbeat = limits.heartbeat_interval.map(|time| time.as_nanos() as u64);
         if heartbeat.is_some_and(|heartbeat| now > self.quiet_at + heartbeat + LATE_MAX) {

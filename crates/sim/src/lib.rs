@@ -20,8 +20,8 @@
 //! * every byte: a frame that the service gets is the next one its peer sent, a byte that the
 //!   kernel is given is the next one the service owes ([`sock`]); bytes of different connections
 //!   are distinguished one by one ([`bytes`]);
-//! * after every turn: buffers, slots, queues and bounds ([`world`]), the rules of the driver boundary, for
-//!   both sides of it ([`protocol`]);
+//! * after every turn: buffers, slots, queues and bounds ([`world`]), the rules of the driver
+//!   boundary, for both sides of it ([`protocol`]);
 //! * at the start and the end of every turn: each time limit is kept, neither early nor more than a
 //!   few steps late, and only the peer was the cause ([`clocks`]);
 //! * waiting calls, as the shard lists them: no more than allowed, each once, all dropped at the

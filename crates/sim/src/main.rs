@@ -34,7 +34,8 @@ struct Arguments {
     /// Plants a bug that the run must find.
     #[arg(long, num_args = 0..=1, default_missing_value = "byte")]
     canary: Option<Canary>,
-    /// Runs whole servers: several shards with the loop that ships, their services, tasks, messages and upstreams.
+    /// Runs whole servers: several shards with the loop that ships, their services, tasks, messages
+    /// and upstreams.
     #[arg(long)]
     servers: bool,
     /// With `--servers`: runs every seed twice, and compares the events.

@@ -105,7 +105,8 @@ pub struct Plan {
     pub crawlers: u64,
     /// The shard's clock at the start, in nanoseconds.
     pub clock_start: u64,
-    /// Quiet times, without a connection, in 65536 turns: the shard's clock jumps ahead by hours to months.
+    /// Quiet times, without a connection, in 65536 turns: the shard's clock jumps ahead by hours to
+    /// months.
     pub quiet_times: u16,
     /// Turns after which the shard is ordered to drain, if it was not before.
     pub turns: u64,

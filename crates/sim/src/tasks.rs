@@ -34,7 +34,8 @@ impl Tasks {
         free.unwrap_or(self.slots.len() - 1) as u32
     }
 
-    /// Lists a call that begins to wait at `now` before its connection's others, of which `counted.next` is the first.
+    /// Lists a call that begins to wait at `now` before its connection's others, of which
+    /// `counted.next` is the first.
     pub fn list(&mut self, task: u32, counted: ringserve_core::ParkOutcome, now: u64) {
         let slot = self.at(task);
         (slot.counted, slot.since) = (counted, now);

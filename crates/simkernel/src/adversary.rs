@@ -33,7 +33,8 @@ events! {
     ReceiveCanceledMore 32 true,
     /// An error or the end of a stream carries a buffer.
     BufferInError 4 true,
-    /// A receive ends with `ENOBUFS` on an empty buffer ring, with nothing to read: the adversary makes the ring small.
+    /// A receive ends with `ENOBUFS` on an empty buffer ring, with nothing to read: the adversary
+    /// makes the ring small.
     NoBufferEarly 8 true,
     /// `ECANCELED` after a cancel, with a flag that announces more completions of the receive.
     CanceledMore 4 true,

@@ -6,7 +6,8 @@
 //!   arrived.
 //! * FIN comes after all bytes. A reset does not: bytes that have not arrived are lost, bytes that
 //!   have arrived are read first, then the error, once, then the end.
-//! * Closing with bytes unread is a reset, and so is the answer to bytes for an end that was closed.
+//! * Closing with bytes unread is a reset, and so is the answer to bytes for an end that was
+//!   closed.
 //! * After the peer's FIN a reset reads as `EPIPE`, otherwise as `ECONNRESET`.
 //!
 //! In virtual time sent bytes may be in flight for a while, in order. A connection that is held

@@ -62,7 +62,8 @@ faults! {
     Reorder 4 true,
     /// Bytes, FIN, a reset or a handshake arrive later: in virtual time only.
     Latency 4 true,
-    /// A shard does not run for a while, as on a busy machine; drawn where shards are stepped in virtual time.
+    /// A shard does not run for a while, as on a busy machine; drawn where shards are stepped in
+    /// virtual time.
     ShardStalls 1024 true,
     /// An accept ends for lack of a descriptor (`EMFILE`).
     AcceptNoDescriptor 32 false,
@@ -72,7 +73,8 @@ faults! {
     AcceptAborted 64 false,
     /// A connection breaks in the middle of a write: both ends find a reset. In virtual time only.
     ConnectionResets 512 false,
-    /// An enter fails (`EBADF`), and so does every later one: the shard ends. [`Faults::all`] leaves it out.
+    /// An enter fails (`EBADF`), and so does every later one: the shard ends. [`Faults::all`]
+    /// leaves it out.
     RingBreaks 0 false,
 }
 
@@ -93,8 +95,8 @@ impl Faults {
         Faults { once_in: [0; Fault::ALL.len()], latency_max: LATENCY_MAX }
     }
 
-    /// Faults that a client or a service cannot tell from a slow network: short receives and sends, multishots that end,
-    /// cancels that miss, delays. No connection is lost.
+    /// Faults that a client or a service cannot tell from a slow network: short receives and sends,
+    /// multishots that end, cancels that miss, delays. No connection is lost.
     pub fn harmless() -> Faults {
         let mut faults = Faults::all();
         for fault in Fault::ALL {
@@ -244,7 +246,8 @@ impl Injector {
         !self.plan.adversary.is_idle()
     }
 
-    /// A number from `low` to `high` that the adversary draws, each power of two as likely as any other.
+    /// A number from `low` to `high` that the adversary draws, each power of two as likely as any
+    /// other.
     pub(crate) fn hostile_spread(&mut self, low: u64, high: u64) -> u64 {
         self.hostile.spread(low, high)
     }

@@ -107,7 +107,8 @@ impl SimKernel {
         self.late.push((state.now() + delay, cqe));
     }
 
-    /// Posts late answers to cancels of this kind in this slot: those for one connection come in order.
+    /// Posts late answers to cancels of this kind in this slot: those for one connection come in
+    /// order.
     pub(crate) fn answer_late_cancels(&mut self, user_data: u64) {
         let (kind, slot) = (Kind::of(user_data), ConnId::from_bits(user_data).slot());
         let is_one = |late: &RawCqe| Kind::of(late.user_data) == kind && late.id().slot() == slot;

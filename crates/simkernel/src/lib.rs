@@ -1,5 +1,6 @@
-//! A network in memory below ringserve's io_uring driver: listeners, connections, and a simulated kernel for each shard of a
-//! server on it. It needs no io_uring, no privileges and no ports, and has no `unsafe`.
+//! A network in memory below ringserve's io_uring driver: listeners, connections, and a simulated
+//! kernel for each shard of a server on it. It needs no io_uring, no privileges and no ports, and
+//! has no `unsafe`.
 //!
 //! ```text
 //!   Socket, BlockingStream   clients
@@ -12,8 +13,8 @@
 //!
 //! A network has one of two kinds of time:
 //!
-//! * In *real time* ([`Network::default`]) each shard has a thread, whose enter blocks, and clients are [`BlockingStream`]s
-//!   on any thread.
+//! * In *real time* ([`Network::default`]) each shard has a thread, whose enter blocks, and clients
+//!   are [`BlockingStream`]s on any thread.
 //! * In *virtual time* ([`Network::stepped`]) nothing blocks and nothing reads a clock. One thread
 //!   steps all shards and all clients, whose sockets ([`Socket`]) leave wakers. When nothing is
 //!   left to do, it sets the clock ([`Network::set_now`]) to the next event. The same seed and the
@@ -135,7 +136,8 @@ impl Network {
     /// created. It connects from the first of these addresses, or else from 127.0.0.1.
     ///
     /// # Errors
-    /// If the receive memory is impossible, or, in real time, there is no descriptor for the wake-up.
+    /// If the receive memory is impossible, or, in real time, there is no descriptor for the
+    /// wake-up.
     pub fn driver(&self, shard: usize, config: &UringConfig) -> io::Result<Uring<SimKernel>> {
         let (_, side) = Pool::new(config.pool).map_err(io::Error::other)?;
         let kernel = SimKernel::new(self.shared.clone(), shard, config)?;
@@ -145,8 +147,8 @@ impl Network {
     /// Connects in real time, as soon as a place in the backlog is free.
     ///
     /// # Errors
-    /// `ConnectionRefused` if there is no listener, `WouldBlock` if there is no place within 20 s, `Unsupported` in virtual
-    /// time.
+    /// `ConnectionRefused` if there is no listener, `WouldBlock` if there is no place within 20 s,
+    /// `Unsupported` in virtual time.
     pub fn connect(&self, addr: SocketAddr) -> io::Result<BlockingStream> {
         self.connect_with(addr, None)
     }

@@ -1,6 +1,7 @@
 //! Random numbers, from a seed.
 
-/// A small generator (xorshift with a multiplier); good enough to draw faults, and the same everywhere.
+/// A small generator (xorshift with a multiplier); good enough to draw faults, and the same
+/// everywhere.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 

@@ -46,7 +46,8 @@ impl Socket {
         Socket { shared, place: Place::Connecting { from, to, at: None } }
     }
 
-    /// Connects. It waits for a place in the listener's backlog (4096), and for the end of a partition, without a limit.
+    /// Connects. It waits for a place in the listener's backlog (4096), and for the end of a
+    /// partition, without a limit.
     ///
     /// # Errors
     /// `ConnectionRefused` if there is no listener; `NotConnected` after an error.
@@ -85,7 +86,8 @@ impl Socket {
     /// Reads what has arrived into `into`; 0 bytes at the end of the stream.
     ///
     /// # Errors
-    /// `ConnectionReset`, and `BrokenPipe` for a reset after the peer's FIN; `NotConnected` before the connect.
+    /// `ConnectionReset`, and `BrokenPipe` for a reset after the peer's FIN; `NotConnected` before
+    /// the connect.
     pub fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
         let read = self.poll(cx, Direction::Read, |connection, side| connection.read(side, into));
         if let Poll::Ready(Ok(len)) = read {

@@ -11,8 +11,8 @@ use crate::{Adversary, ConnectionId, Faults, Network, RingId, Socket, SocketList
 
 /// The steps of a network in virtual time. One thread steps everything on it:
 ///
-/// 1. A ring takes a turn while [`wakes_at`](Network::wakes_at) is not after [`now`](Network::now), and a client's task is
-///    polled while it is woken, in any order.
+/// 1. A ring takes a turn while [`wakes_at`](Network::wakes_at) is not after [`now`](Network::now),
+///    and a client's task is polled while it is woken, in any order.
 /// 2. Once neither is the case, [`set_now`](Network::set_now) jumps to the earliest of the ends of
 ///    all rings' waits, of [`next_event_at`](Network::next_event_at) and of the scheduler's own
 ///    timers.

@@ -236,8 +236,8 @@ impl<C: Connection> TlsChannel<C> {
         }
     }
 
-    /// Moves bytes of `wire` to the held ones, up to the end of the first record. Memory follows the bytes: it doubles, up to
-    /// the size of the record. False if the system has none.
+    /// Moves bytes of `wire` to the held ones, up to the end of the first record. Memory follows
+    /// the bytes: it doubles, up to the size of the record. False if the system has none.
     fn hold(&mut self, wire: &mut LeaseMut) -> bool {
         let begun = self.held.len() - self.kept;
         let size = match records::extent(&self.held[self.kept..]) {

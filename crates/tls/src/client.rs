@@ -44,7 +44,8 @@ impl Tls {
     /// certificate.
     ///
     /// # Errors
-    /// If a text is not PEM of that kind, key and certificate do not fit, or there is no cryptography.
+    /// If a text is not PEM of that kind, key and certificate do not fit, or there is no
+    /// cryptography.
     pub fn client_with(authorities: Pem, chain: Pem, key: Pem) -> Result<TlsClient, TlsError> {
         Tls::client_of(authorities, Some((chain, key)))
     }
@@ -78,7 +79,8 @@ impl From<Arc<ClientConfig>> for TlsClient {
 }
 
 impl TlsClient {
-    /// The transport of connections to the server with this name, a DNS name or an IP address, which its certificate must have.
+    /// The transport of connections to the server with this name, a DNS name or an IP address,
+    /// which its certificate must have.
     ///
     /// # Errors
     /// If `name` is neither.

@@ -40,12 +40,14 @@ impl Clients {
         Ok(Clients::of(Pem::file(authorities)?, false))
     }
 
-    /// Takes authorities from a text; `required` as in [`required`](Clients::required) and [`optional`](Clients::optional).
+    /// Takes authorities from a text; `required` as in [`required`](Clients::required) and
+    /// [`optional`](Clients::optional).
     pub fn of(authorities: Pem, required: bool) -> Clients {
         Clients { authorities, revoked: Vec::new(), required }
     }
 
-    /// Refuses certificates in these lists (PEM), and certificates of authorities without a list. An expired list still counts.
+    /// Refuses certificates in these lists (PEM), and certificates of authorities without a list.
+    /// An expired list still counts.
     ///
     /// # Errors
     /// If the file cannot be read.

@@ -19,7 +19,8 @@ use crate::tickets::{self, Ticketer};
 use crate::version::{Parts, Server, Version};
 use crate::{Clients, Pem, Tickets, TlsError, provider};
 
-/// TLS of a listener, versions 1.2 and 1.3: certificates and other settings. They are checked when the server starts.
+/// TLS of a listener, versions 1.2 and 1.3: certificates and other settings. They are checked when
+/// the server starts.
 ///
 /// ```no_run
 /// use ringserve_tls::{Clients, Pem, Tickets, Tls};
@@ -109,8 +110,8 @@ impl Tls {
         self.own(|own| own.certificates.push((Some(name.into()), chain, key)))
     }
 
-    /// Sets the protocols (ALPN), the preferred one first. A client that offers only others is refused; a client that offers
-    /// none is not. HTTP services set `h2` and `http/1.1` themselves.
+    /// Sets the protocols (ALPN), the preferred one first. A client that offers only others is
+    /// refused; a client that offers none is not. HTTP services set `h2` and `http/1.1` themselves.
     pub fn alpn<P: Into<Vec<u8>>>(self, protocols: impl IntoIterator<Item = P>) -> Tls {
         self.own(|own| own.alpn = Some(protocols.into_iter().map(Into::into).collect()))
     }
@@ -133,8 +134,8 @@ impl Tls {
         self.own(|own| own.tickets = tickets)
     }
 
-    /// Sets the number of tickets after a full handshake of TLS 1.3; 2 by default. Each costs some 250 bytes. With 0 no client
-    /// resumes.
+    /// Sets the number of tickets after a full handshake of TLS 1.3; 2 by default. Each costs some
+    /// 250 bytes. With 0 no client resumes.
     pub fn tickets_sent(self, count: usize) -> Tls {
         self.own(|own| own.tickets_sent = Some(count))
     }
@@ -165,8 +166,8 @@ impl Tls {
     }
 
     /// Treats a peer that ends without `close_notify` as cut off: the connection ends with
-    /// [`TlsTruncated`](ringserve_core::CloseReason::TlsTruncated). Off by default: many peers omit it, and most framings show
-    /// where a frame is cut.
+    /// [`TlsTruncated`](ringserve_core::CloseReason::TlsTruncated). Off by default: many peers omit
+    /// it, and most framings show where a frame is cut.
     pub fn require_close_notify(mut self, require: bool) -> Tls {
         self.rules.require_close_notify = require;
         self

@@ -32,7 +32,8 @@ pub(crate) trait Connection: 'static {
     /// Appends the final alerts of rustls. The connection cannot be used afterwards.
     fn last_words(&mut self, out: &mut Vec<u8>);
 
-    /// Verifies a client that resumed a session: rustls takes its certificates from the ticket as they are.
+    /// Verifies a client that resumed a session: rustls takes its certificates from the ticket as
+    /// they are.
     fn verify_again(&self, clients: &Self::Clients) -> Result<(), Refusal>;
 
     /// The results of the handshake, once it is complete. Without the name that the client asked

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The reason why a TLS configuration cannot be used: one line with the cause and, if there is one, the file.
+/// The reason why a TLS configuration cannot be used: one line with the cause and, if there is one,
+/// the file.
 #[derive(Clone)]
 pub struct TlsError {
     file: Option<PathBuf>,

@@ -38,12 +38,14 @@ impl TlsInfo {
         self.server_name.as_deref()
     }
 
-    /// True if the client resumed an earlier session. The certificates are those that it showed then.
+    /// True if the client resumed an earlier session. The certificates are those that it showed
+    /// then.
     pub fn is_resumed(&self) -> bool {
         self.resumed
     }
 
-    /// The verified certificate of the peer. At a server only if [`Clients`](crate::Clients) are asked for theirs.
+    /// The verified certificate of the peer. At a server only if [`Clients`](crate::Clients) are
+    /// asked for theirs.
     pub fn identity(&self) -> Option<&Identity> {
         self.identity.as_ref()
     }

@@ -1,7 +1,8 @@
 //! TLS below the services of [ringserve](https://docs.rs/ringserve), by rustls.
 //!
-//! A listener has a [`Tls`] with its certificates; each of its connections is a channel of `ringserve-core`: ciphertext in,
-//! plaintext out, and back. It calls no kernel and starts no thread.
+//! A listener has a [`Tls`] with its certificates; each of its connections is a channel of
+//! `ringserve-core`: ciphertext in, plaintext out, and back. It calls no kernel and starts no
+//! thread.
 //!
 //! ```text
 //!   Tls ── TlsListener::new: checked ──▶ TlsListener ── transport(): one per shard ──▶ TlsTransport ── begin ──▶ channel

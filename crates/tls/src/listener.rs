@@ -16,7 +16,8 @@ use rustls::ServerConfig;
 use crate::config::Built;
 use crate::{Tls, TlsError};
 
-/// The TLS of a listener in use. Clones share it: a program that keeps one can replace the server's certificates.
+/// The TLS of a listener in use. Clones share it: a program that keeps one can replace the server's
+/// certificates.
 ///
 /// ```no_run
 /// # use ringserve_tls::{Pem, Tls, TlsListener};
@@ -35,7 +36,8 @@ pub struct TlsListener {
 }
 
 struct Shared {
-    /// Grows with each replacement. A shard reads it for each connection, and the fields below only if it grew.
+    /// Grows with each replacement. A shard reads it for each connection, and the fields below only
+    /// if it grew.
     version: AtomicU64,
     /// Shards take this lock too, so no file is read under it.
     current: Mutex<Current>,
@@ -73,7 +75,8 @@ impl TlsListener {
     /// Checks a configuration.
     ///
     /// # Errors
-    /// If a file has wrong content, a key does not fit its certificate, or a certificate is not within its time.
+    /// If a file has wrong content, a key does not fit its certificate, or a certificate is not
+    /// within its time.
     pub fn new(tls: Tls) -> Result<TlsListener, TlsError> {
         let listener = TlsListener::from(tls);
         listener.prepare()?;
@@ -120,8 +123,8 @@ impl TlsListener {
         self.set(&mut self.writing(), tls)
     }
 
-    /// Reads all files of certificates, keys and authorities again. It waits for the disk, and for another replacement: call it
-    /// on a thread that is not a shard.
+    /// Reads all files of certificates, keys and authorities again. It waits for the disk, and for
+    /// another replacement: call it on a thread that is not a shard.
     ///
     /// # Errors
     /// If their content cannot be used. Then the old one stays. A certificate in use may have
@@ -215,7 +218,8 @@ impl TlsListener {
         self.transport_for(&[])
     }
 
-    /// The same state for a service that speaks `protocols` (ALPN) if the program sets none. Services may share a listener.
+    /// The same state for a service that speaks `protocols` (ALPN) if the program sets none.
+    /// Services may share a listener.
     ///
     /// # Panics
     /// If it was made from a [`Tls`] and no server has checked it.

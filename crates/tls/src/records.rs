@@ -119,7 +119,8 @@ impl Scan {
     }
 }
 
-/// The first message of a handshake, with its header, if it is whole: its bytes if they lie in one record, or a copy.
+/// The first message of a handshake, with its header, if it is whole: its bytes if they lie in one
+/// record, or a copy.
 fn first_message(bytes: &[u8]) -> Option<Cow<'_, [u8]>> {
     let mut records = whole(bytes)
         .filter(|record| record[0] != CHANGE_CIPHER_SPEC)
@@ -142,8 +143,8 @@ fn cut_message(bytes: &[u8]) -> Option<&[u8]> {
     bytes.get(..4 + length)
 }
 
-/// The name that a ClientHello asks for. rustls parses it too, and refuses a malformed hello: the result for such a hello does
-/// not matter.
+/// The name that a ClientHello asks for. rustls parses it too, and refuses a malformed hello: the
+/// result for such a hello does not matter.
 pub(crate) fn server_name(bytes: &[u8]) -> Option<Box<str>> {
     let hello = first_message(bytes)?;
     let mut hello = Reader(hello.get(4..)?);

@@ -22,8 +22,8 @@ impl ServerTls {
         self.listeners.iter().try_for_each(|listener| listener.replace(tls.clone()))
     }
 
-    /// Reads the files of certificates, keys and authorities again, of every address that has TLS. It waits for the disk: call
-    /// it on a thread that is not a shard.
+    /// Reads the files of certificates, keys and authorities again, of every address that has TLS.
+    /// It waits for the disk: call it on a thread that is not a shard.
     ///
     /// # Errors
     /// The first address whose files cannot be used: its old certificates stay, and so do those of

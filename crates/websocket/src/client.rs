@@ -89,8 +89,8 @@ impl ClientRequest {
         ClientRequest { ping_interval: time.into(), ..self }
     }
 
-    /// [`message_bytes_max`](ClientRequest::message_bytes_max), [`timeout`](ClientRequest::timeout) and
-    /// [`ping_interval`](ClientRequest::ping_interval).
+    /// [`message_bytes_max`](ClientRequest::message_bytes_max), [`timeout`](ClientRequest::timeout)
+    /// and [`ping_interval`](ClientRequest::ping_interval).
     pub fn bounds(&self) -> (usize, Duration, Option<Duration>) {
         (self.message_bytes_max, self.timeout, self.ping_interval)
     }

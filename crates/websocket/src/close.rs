@@ -33,8 +33,8 @@ pub fn parse(payload: &[u8]) -> Result<Option<(u16, &str)>, Violation> {
     }
 }
 
-/// Appends a close frame to `out`: without a payload if there is no code. A reason that is too long is cut between two
-/// characters.
+/// Appends a close frame to `out`: without a payload if there is no code. A reason that is too long
+/// is cut between two characters.
 pub fn write(code: Option<u16>, reason: &str, out: &mut Vec<u8>) {
     let Some(code) = code else { return put(Opcode::Close, &[], out) };
     debug_assert!(is_valid(code), "no close frame carries {code}");

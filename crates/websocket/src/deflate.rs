@@ -473,7 +473,8 @@ mod tests {
 
     #[test]
     fn stream_that_ends_may_be_referred_to_by_the_next_one() {
-        // "Hello", ended, then a copy of those five bytes: length 5, distance 5, and an empty block.
+        // "Hello", ended, then a copy of those five bytes: length 5, distance 5, and an empty
+        // block.
         let mut raw = vec![0xf3, 0x48, 0xcd, 0xc9, 0xc9, 0x07, 0x00];
         let mut again = zlib_rs::Deflate::new(9, false, 15);
         again.set_dictionary(b"Hello").unwrap();

@@ -1,4 +1,5 @@
-//! Messages as frames of a service: the transport puts a mark before each, and the framing cuts there.
+//! Messages as frames of a service: the transport puts a mark before each, and the framing cuts
+//! there.
 //!
 //! ```text
 //!   ├──────┼─────────────────┼─────────┤

@@ -1,4 +1,5 @@
-//! From a client to an upstream: which of them are for it, and the name that it asks for. The rest is the library's.
+//! From a client to an upstream: which of them are for it, and the name that it asks for. The rest
+//! is the library's.
 
 use std::net::ToSocketAddrs;
 use std::{error::Error, io, io::ErrorKind, rc::Rc, time::Duration};
@@ -48,7 +49,8 @@ impl Balancer {
         Balancer::with_names(args, |name| name.to_socket_addrs().map(drop))
     }
 
-    /// The same, where `look_up` looks whether a name has an address. One that has none is down until it has.
+    /// The same, where `look_up` looks whether a name has an address. One that has none is down
+    /// until it has.
     pub fn with_names(
         args: Args,
         look_up: impl Fn(&str) -> io::Result<()>,
@@ -110,7 +112,8 @@ impl Balancer {
         }
     }
 
-    /// The name that the client asks for by TLS, if upstreams have names, and what was received to learn it.
+    /// The name that the client asks for by TLS, if upstreams have names, and what was received to
+    /// learn it.
     async fn hello(&self, client: &mut Stream) -> io::Result<(Option<String>, Vec<u8>)> {
         let (mut acceptor, mut first) = (Acceptor::default(), Vec::new());
         if let Some(tls) = client.tls() {

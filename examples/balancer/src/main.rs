@@ -1,4 +1,5 @@
-//! Spreads clients over other servers, each to that with the fewest connections, and says by HTTP on a port beside how these fare.
+//! Spreads clients over other servers, each to that with the fewest connections, and says by HTTP
+//! on a port beside how these fare.
 //!
 //!     cargo run --release --example echo -- --listen 127.0.0.1:8000
 //!     cargo run --release --example echo -- --listen 127.0.0.1:8001
@@ -7,12 +8,14 @@
 //!     curl http://127.0.0.1:9000                                      as text; /json for programs
 //!     curl -X POST http://127.0.0.1:9000/drain/localhost:8000         no more clients for it; /undrain/.. for the way back
 //!
-//! A name without an address is down until its checks find one. What this process itself lacks (ports, descriptors, memory, a CPU) is
-//! not counted against an upstream: a check for which it is lacking leaves the upstream as it was, and the state says `not checked`.
+//! A name without an address is down until its checks find one. What this process itself lacks
+//! (ports, descriptors, memory, a CPU) is not counted against an upstream: a check for which it is
+//! lacking leaves the upstream as it was, and the state says `not checked`.
 //!
-//! TLS ends here with `--cert`, and begins towards upstreams with `--upstream-ca`. An upstream may be for clients that ask by TLS for
-//! certain names, as `--upstream www.example.org=web.internal:443`. Without `--cert` the name is read from the client's first record,
-//! and TLS passes through to the upstream, whose certificate the client sees.
+//! TLS ends here with `--cert`, and begins towards upstreams with `--upstream-ca`. An upstream may
+//! be for clients that ask by TLS for certain names, as `--upstream
+//! www.example.org=web.internal:443`. Without `--cert` the name is read from the client's first
+//! record, and TLS passes through to the upstream, whose certificate the client sees.
 
 mod balancer;
 mod status;
@@ -35,13 +38,16 @@ struct Args {
     /// Address and port to listen on; port 0 finds a free one.
     #[arg(long, default_value = "127.0.0.1:7000", value_name = "ADDR:PORT")]
     listen: SocketAddr,
-    /// Where the state is, by HTTP: / as text, /json. This host may POST to /drain/HOST:PORT and /undrain/HOST:PORT.
+    /// Address of the state, by HTTP: / as text, /json. This host may POST to /drain/HOST:PORT and
+    /// /undrain/HOST:PORT.
     #[arg(long, default_value = "127.0.0.1:9000", value_name = "ADDR:PORT")]
     status: SocketAddr,
-    /// A name by which the state may be asked for, beside addresses and localhost; may be given several times.
+    /// A name by which the state may be asked for, beside addresses and localhost; may be given
+    /// several times.
     #[arg(long, value_name = "NAME")]
     status_name: Vec<String>,
-    /// A server for clients; may be given several times. With names it is for those that ask for one of them by TLS.
+    /// A server for clients; may be given several times. With names it is for those that ask for
+    /// one of them by TLS.
     #[arg(long, required = true, value_name = "[NAME,..=]HOST:PORT")]
     upstream: Vec<String>,
     /// Seconds that it may take to connect to an upstream, with the look-up of its name and TLS.
@@ -59,25 +65,30 @@ struct Args {
     /// Checks in a row that fail until an upstream is down.
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     fall: u32,
-    /// What a check says once it is connected, as $'GET /health HTTP/1.0\r\n\r\n'.
+    /// Text that a check sends once it is connected, as $'GET /health HTTP/1.0\r\n\r\n'.
     #[arg(long, value_name = "TEXT", requires = "check_expect")]
     check_send: Option<String>,
-    /// What the first 16 KiB of the answer to a check must have, as ' 200 '. By default being connected is enough.
+    /// Text that the first 16 KiB of the answer to a check must contain, as ' 200 '. By default
+    /// being connected is enough.
     #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     check_expect: Option<String>,
-    /// Clients come with a PROXY header, which is believed from this network; may be given several times.
+    /// Clients come with a PROXY header, which is believed from this network; may be given several
+    /// times.
     #[arg(long, value_name = "ADDR/BITS")]
     trust: Vec<String>,
     /// Tell upstreams who the client is, by the PROXY protocol of this version.
     #[arg(long, value_name = "VERSION", value_parser = value_parser!(u8).range(1..=2))]
     send_proxy: Option<u8>,
-    /// TLS ends here, with the certificate in this file, those up to its authority, and its key (PEM). Read again when it changes.
+    /// TLS ends here, with the certificate in this file, those up to its authority, and its key
+    /// (PEM). Read again when it changes.
     #[arg(long, value_name = "FILE")]
     cert: Option<PathBuf>,
-    /// Speak TLS with upstreams, whose certificates have their HOST and are of an authority in this file (PEM).
+    /// Speak TLS with upstreams, whose certificates have their HOST and are of an authority in this
+    /// file (PEM).
     #[arg(long, value_name = "FILE")]
     upstream_ca: Option<PathBuf>,
-    /// Address of an admin endpoint, with each upstream on its page and in its metrics, such as 127.0.0.1:9001.
+    /// Address of an admin endpoint, with each upstream on its page and in its metrics, such as
+    /// 127.0.0.1:9001.
     #[arg(long, value_name = "ADDR:PORT")]
     admin: Option<String>,
     /// Shards; by default one for each CPU.
@@ -102,7 +113,8 @@ fn server(balancer: &Arc<Balancer>) -> Result<Server<MultiService>, Box<dyn Erro
     }
     // In some protocols the server speaks first. A PROXY header says where the client connected to.
     let limits = Limits::default().first_frame_timeout(None).idle_timeout(args.idle_timeout);
-    // So that pauses are rare, each of which costs. For a peer that reads slowly as many bytes are kept.
+    // So that pauses are rare, each of which costs. For a peer that reads slowly as many bytes are
+    // kept.
     let limits = limits.outbox_bytes_high(1 << 20).outbox_bytes_low(512 << 10);
     let sockets = SocketOptions::default().local_address(args.send_proxy.is_some());
     // One for each client, and for checks.

@@ -1,8 +1,10 @@
-//! The state by HTTP: GET / as text, and /json; POST to /drain/HOST:PORT and /undrain/HOST:PORT, from this host. A request calls the
-//! balancer by an address, as localhost, or by a name of `--status-name`: a page of another site, whose name was made to resolve to
-//! this host, reads nothing. A request without a `Host` is no browser's, and reads too.
+//! The state by HTTP: GET / as text, and /json; POST to /drain/HOST:PORT and /undrain/HOST:PORT,
+//! from this host. A request calls the balancer by an address, as localhost, or by a name of
+//! `--status-name`: a page of another site, whose name was made to resolve to this host, reads
+//! nothing. A request without a `Host` is no browser's, and reads too.
 //!
-//! Probes ask for /healthz, or by `OPTIONS /` as HAProxy does, whatever name they use: 503 if no client can be sent anywhere.
+//! Probes ask for /healthz, or by `OPTIONS /` as HAProxy does, whatever name they use: 503 if no
+//! client can be sent anywhere.
 
 use std::future::ready;
 use std::net::IpAddr;
@@ -62,8 +64,8 @@ fn answer(request: &Request<Incoming>, peer: &Peer, balancer: &Balancer) -> Resu
     Response::builder().status(status).header(CONTENT_TYPE, kind).body(body)
 }
 
-/// Browsers say which name a page asked for, and no page has an address of this host as its own name. A request of HTTP/2 has the
-/// name in its URI, mostly without a header.
+/// Browsers say which name a page asked for, and no page has an address of this host as its own
+/// name. A request of HTTP/2 has the name in its URI, usually without a header.
 fn is_called_by_name(request: &Request<Incoming>, names: &[String]) -> bool {
     let authority = |text: &str| text.parse::<Authority>().is_ok_and(|said| is_ours(said.host(), names));
     let mut hosts = request.headers().get_all(HOST).iter().map(|host| host.to_str().is_ok_and(authority));

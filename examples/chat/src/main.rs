@@ -4,11 +4,13 @@
 //!     nc 127.0.0.1 7000                      and once more in another terminal
 //!     curl http://127.0.0.1:9000
 //!
-//! A line is a command, or goes to each other member of the room. A message of WebSocket is such a line too. However a connection ends, its room hears that the member left.
+//! A line is a command, or goes to each other member of the room. A message of WebSocket is such a
+//! line too. However a connection ends, its room receives a line that the member left.
 //!
-//! Each shard keeps the members that it serves and knows nothing of the others. A line goes to each shard once, as a question
-//! through a [`Mesh`], is encoded once there for all its members, and then its speaker may say the next one. A member whose
-//! outbox is full misses lines, and is told how many once it reads again. It is reset after 1000, or if it takes no byte in 30 s.
+//! Each shard keeps the members that it serves and knows nothing of the others. A line goes to each
+//! shard once, as a question through a [`Mesh`], is encoded once there for all its members, and
+//! then its speaker may say the next one. A member whose outbox is full misses lines, and receives
+//! their number once it reads again. It is reset after 1000, or if it takes no byte in 30 s.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashSet};
@@ -37,7 +39,7 @@ struct Args {
     /// Address and port for WebSocket, of which each message of text is a line.
     #[arg(long, value_name = "ADDR:PORT")]
     websocket: Option<SocketAddr>,
-    /// Where the metrics are.
+    /// Address of the metrics.
     #[arg(long, default_value = "127.0.0.1:9000", value_name = "ADDR:PORT")]
     http: SocketAddr,
     /// Shards; by default one for each CPU.
@@ -54,12 +56,13 @@ struct Member {
     handle: LocalHandle,
     name: RefCell<Arc<str>>,
     place: RefCell<Place>,
-    /// Lines that were dropped, and of which it was not told.
+    /// Lines that were dropped, and not yet reported to it.
     missed: Cell<u64>,
 }
 
 impl Member {
-    /// Tells the member what it missed, once it reads again. Until then it misses each further line.
+    /// Tells the member what it missed, once it reads again. Until then it misses each further
+    /// line.
     async fn catch_up(self: Rc<Member>) {
         let mut told = Err(PushError::Full);
         while told == Err(PushError::Full) {
@@ -73,7 +76,7 @@ impl Member {
 struct Seat(Rc<Member>);
 impl Session for Seat {}
 
-/// What shards ask each other.
+/// Questions of shards to each other.
 #[derive(Clone, Default)]
 struct Meshes {
     /// A line for a room: hand it to each member but the one of the asking shard that said it.
@@ -132,7 +135,8 @@ impl Hub {
         }
     }
 
-    /// Brings a line to each shard. It is on its way when this returns, and the answers say that it was handed out.
+    /// Brings a line to each shard. It is on its way when this returns, and the answers say that it
+    /// was handed out.
     fn say(&self, member: &Member, line: String) -> AskAll<()> {
         let ((room, by), line) = (member.place.borrow().clone(), Arc::<str>::from(line));
         self.meshes.said.ask_all(|_shard| (room.clone(), line.clone(), by))
@@ -240,7 +244,7 @@ async fn metrics(server: ServerControl, meshes: Meshes) -> Result<Response<Strin
 }
 
 fn server(args: &Args) -> Server<MultiService> {
-    // A member that neither says nor hears anything for four hours is out.
+    // A member that neither sends nor receives anything for four hours is out.
     let limits = Limits::default().first_frame_timeout(None).idle_timeout(Duration::from_secs(4 * 3600));
     let limits = limits.frame_bytes_max(4096);
     let lines = tcp(args.listen).framing(Lines::default()).limits(limits.clone()).name("chat");

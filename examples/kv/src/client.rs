@@ -15,7 +15,8 @@ use crate::walk::too_long;
 /// The Redis whose commands, errors and replies these are.
 const VERSION: &str = "7.0.0";
 
-/// Bytes of what the clients of a shard, and one of them, listen to: names, compiled patterns, and as much more for each.
+/// Bytes of what the clients of a shard, and one of them, listen to: names, compiled patterns, and
+/// as much more for each.
 pub const LISTENED_BYTES_MAX: (usize, usize) = (64 << 20, 8 << 20);
 const TOPIC_BYTES: usize = 256;
 /// The same for steps that the patterns cost for each byte of a channel's name.
@@ -23,7 +24,7 @@ pub const PATTERN_STEPS_MAX: (usize, usize) = (16_384, 4096);
 /// Steps of a message at most, on its way to those who listen to patterns.
 const MESSAGE_STEPS_MAX: usize = 4 << 20;
 
-/// What a client listens to. All who listen to it share it.
+/// A channel or pattern that clients listen to. All that listen to it share it.
 #[derive(Clone)]
 pub enum Topic {
     Channel(Rc<[u8]>),
@@ -46,7 +47,7 @@ impl Topic {
         }
     }
 
-    /// What it counts for: bytes, and steps.
+    /// Its cost: bytes, and steps.
     fn cost(&self) -> [usize; 2] {
         match self {
             Topic::Channel(name) => [name.len() + TOPIC_BYTES, 0],
@@ -104,7 +105,7 @@ pub struct Client {
     /// Its shard, and how many there are.
     pub place: (usize, usize),
     pub listens: LocalSubscriber<Topic, Version>,
-    /// What that takes of the shard's rooms.
+    /// The part of the shard's capacity that its subscriptions take.
     pub taken: RefCell<[Reservation; 2]>,
     pub name: RefCell<Vec<u8>>,
 }

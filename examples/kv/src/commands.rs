@@ -1,4 +1,5 @@
-//! The commands there are: their names, how many arguments they take, which keys they reach, and what they do.
+//! The commands there are: their names, how many arguments they take, which keys they reach, and
+//! what they do.
 
 use std::sync::LazyLock;
 
@@ -15,7 +16,7 @@ use crate::walk::Query;
 pub enum To {
     /// None: it is about the connection.
     Client,
-    /// That of the key in its first argument.
+    /// The shard of the key in its first argument.
     Key,
     /// Those of all keys, with that many arguments for each. What they say becomes one reply.
     Each(usize),
@@ -31,7 +32,7 @@ type OnClient = fn(&Client, FrameFields<'_>, &mut Writer<'_, '_>) -> ReplyResult
 type ToQuery = fn(FrameFields<'_>) -> Result<Query, Bad>;
 type OnStore = fn(&mut Store, FrameFields<'_>, &mut Writer<'_, '_>) -> ReplyResult;
 
-/// What a command does. One that reaches several keys does it for each, where that key is.
+/// The action of a command. One that reaches several keys does it for each, where that key is.
 #[derive(Clone, Copy)]
 pub enum Run {
     Client(OnClient),
@@ -60,7 +61,8 @@ impl Command {
         is_whole && !matches!(self.to, To::Each(step) if !(args - 1).is_multiple_of(step))
     }
 
-    /// What COMMAND tells: name, arity, flags, first key, last key (counted from the end if negative) and the step between.
+    /// The reply to COMMAND: name, arity, flags, first key, last key (counted from the end if
+    /// negative) and the step between.
     fn tell(&self, out: &mut Writer<'_, '_>) -> ReplyResult {
         let [first, last, step] = match self.to {
             To::Key => [1, 1, 1],

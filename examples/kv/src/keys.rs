@@ -7,14 +7,15 @@ use ringserve::resp::{self, ReplyResult, Writer};
 
 use crate::store::{NEVER, Store};
 
-/// What a client is told of a request that fails.
+/// The text of an error reply.
 pub type Bad = Cow<'static, str>;
 
 pub const SYNTAX: Bad = Bad::Borrowed("ERR syntax error");
 pub const NO_MEMORY: Bad = Bad::Borrowed("TRYAGAIN memory is used up");
 const NOT_A_NUMBER: Bad = Bad::Borrowed("ERR value is not an integer or out of range");
 
-/// How a client tells the end of a key: in units of that many milliseconds, and since 1970 or from now on.
+/// The form in which a client names the end of a key: in units of that many milliseconds, and since
+/// 1970 or from now on.
 #[derive(Clone, Copy)]
 pub struct Unit(i64, bool);
 
@@ -23,7 +24,8 @@ pub const PX: Unit = Unit(1, false);
 pub const EXAT: Unit = Unit(1000, true);
 pub const PXAT: Unit = Unit(1, true);
 
-/// Words that tell the end of a key, of which a request has one at most. A time follows the first four.
+/// Words that tell the end of a key, of which a request has one at most. A time follows the first
+/// four.
 const ENDS: [(&str, Option<Unit>); 6] = [
     ("ex", Some(EX)),
     ("px", Some(PX)),
@@ -41,7 +43,7 @@ pub fn number(args: FrameFields<'_>, n: usize) -> Result<i64, Bad> {
 /// The options of SET, GETEX and EXPIRE that a request has.
 struct Options<'a> {
     words: Vec<&'static str>,
-    /// What follows the unit of the end.
+    /// The number after the unit of the end.
     time: Option<(Unit, &'a [u8])>,
 }
 
@@ -67,7 +69,7 @@ impl<'a> Options<'a> {
         self.words.contains(&word)
     }
 
-    /// The end that SET or GETEX is told.
+    /// The end that SET or GETEX names.
     fn end(&self, store: &mut Store, command: &str) -> Result<Option<u64>, Bad> {
         if ENDS.iter().filter(|(word, _)| self.has(word)).count() > 1 || self.has("nx") && self.has("xx") {
             return Err(SYNTAX);
@@ -80,8 +82,8 @@ fn invalid(command: &str) -> Bad {
     format!("ERR invalid expire time in '{command}' command").into()
 }
 
-/// The end that a time names: a span by the shard's clock, a time since 1970 by that of the wall. `None` if Redis could not count up
-/// to it.
+/// The end that a time names: a span by the shard's clock, a time since 1970 by that of the wall.
+/// `None` if Redis could not count up to it.
 fn end_of(store: &mut Store, unit: Unit, time: i64) -> Option<u64> {
     let millis = time.checked_mul(unit.0)?;
     let end = match unit {

@@ -3,19 +3,25 @@
 //!     cargo run --release -p example-kv
 //!     redis-cli -p 6379 set greeting hello
 //!
-//! Requests are frames ([`ringserve::resp`]), which tell where their arguments lie. Each shard keeps the keys whose hash leads to it
-//! ([`store`], [`keys`]). What a connection asks of other shards is one message to each for all that was pipelined, with replies in the
-//! order of the requests ([`ringserve::scatter`]). Everything is in memory, and nothing is ever evicted.
+//! Requests are frames ([`ringserve::resp`]), which tell where their arguments lie. Each shard
+//! keeps the keys whose hash leads to it ([`store`], [`keys`]). What a connection asks of other
+//! shards is one message to each for all that was pipelined, with replies in the order of the
+//! requests ([`ringserve::scatter`]). Everything is in memory, and nothing is ever evicted.
 //!
 //! * A command on one key is atomic. One on several is done for each key alone.
-//! * A shard with a full mailbox refuses its part with `TRYAGAIN`, and one that ended with `ERR`. The others do theirs all the same.
-//! * KEYS and SCAN walk over the keys in parts, and SUBSCRIBE takes names in parts: others are served between them. A pattern has at
-//!   most 64 KiB. What a client listens to takes at most 8 MiB, and 64 MiB for all of a shard.
-//! * What KEYS and SCAN found takes at most 64 MiB of each shard until there is memory for the answer, which counts as held by its
-//!   client. Else they are refused with `TRYAGAIN`. Larger sets of keys are for SCAN.
-//! * EX, PX, EXPIRE, PEXPIRE and TTL go by the shard's clock, so that none ends sooner or later where the system's is set. EXPIREAT,
-//!   PEXPIREAT, EXAT, PXAT, EXPIRETIME and TIME go by the system's as it is at the command.
-//! * A message goes to each shard once, and is encoded once there. A subscriber that reads slowly is cut off when 8 MiB wait for it.
+//! * A shard with a full mailbox refuses its part with `TRYAGAIN`, and one that ended with `ERR`.
+//!   The others do theirs all the same.
+//! * KEYS and SCAN walk over the keys in parts, and SUBSCRIBE takes names in parts: others are
+//!   served between them. A pattern has at most 64 KiB. What a client listens to takes at most 8
+//!   MiB, and 64 MiB for all of a shard.
+//! * What KEYS and SCAN found takes at most 64 MiB of each shard until there is memory for the
+//!   answer, which counts as held by its client. Else they are refused with `TRYAGAIN`. Larger sets
+//!   of keys are for SCAN.
+//! * EX, PX, EXPIRE, PEXPIRE and TTL go by the shard's clock, so that none ends sooner or later
+//!   where the system's is set. EXPIREAT, PEXPIREAT, EXAT, PXAT, EXPIRETIME and TIME go by the
+//!   system's as it is at the command.
+//! * A message goes to each shard once, and is encoded once there. A subscriber that reads slowly
+//!   is cut off when 8 MiB wait for it.
 
 mod client;
 mod commands;
@@ -77,8 +83,8 @@ impl Args {
 /// Requests that may wait for a shard.
 const REQUESTS_MAX: usize = 65_536;
 
-/// Makes the service of each shard. `wall` tells the time since 1970 to a shard of this age. Keys end by the clock of their shard, which
-/// no change of the system's moves.
+/// Makes the service of each shard. `wall` tells the time since 1970 to a shard of this age. Keys
+/// end by the clock of their shard, which no change of the system's moves.
 fn service(
     keyer: Keyer,
     value_bytes_max: usize,

@@ -29,10 +29,10 @@ const WAITING_BYTES_MAX: usize = 8 << 20;
 /// Names of SUBSCRIBE and its like at once, before others are served.
 const NAMES_AT_ONCE: usize = 64;
 
-/// What shards ask each other: to run a command, for a client that speaks this version.
+/// A question to another shard: to run a command, for a client that speaks this version.
 pub type Question = (&'static Command, Version);
 
-/// What shards ask each other beside: to walk over their keys.
+/// Questions of shards to each other to walk over their keys.
 pub type Walks = Mesh<Query, Result<Found, Bad>>;
 
 /// One shard: its keys and its subscribers.
@@ -64,7 +64,7 @@ impl QuestionHandler for Node {
     }
 }
 
-/// What a client is told where a shard gave no answer.
+/// The error reply where a shard gave no answer.
 fn failure(shard: usize, why: AskError) -> Bad {
     if why == AskError::NoMemory {
         return NO_MEMORY;
@@ -87,7 +87,8 @@ impl Node {
         walks: &Walks,
     ) -> Rc<Node> {
         let (clock, place, started) = (shard.clone(), (shard.index(), shard.count()), shard.now());
-        // Read behind the clock, and cut to milliseconds once: so no key lives longer than the clock of a peer says.
+        // Read behind the clock, and cut to milliseconds once: so no key lives longer than the
+        // clock of a peer says.
         let epoch = wall(Duration::ZERO);
         let age = move || clock.now() - started;
         let (now, wall) = (
@@ -183,7 +184,8 @@ impl Service<Request> for Kv {
         Ok(Session { client, replies: Replies::default() })
     }
 
-    // Not an async function: what is answered at once is answered before there is a future to carry the frame into.
+    // Not an async function: what is answered at once is answered before there is a future to carry
+    // the frame into.
     fn call(
         &self,
         cx: &Cx<'_, Session>,
@@ -205,7 +207,8 @@ impl Service<Request> for Kv {
     }
 }
 
-/// SUBSCRIBE and its like: a message about each channel or pattern, in parts, between which others are served. An error ends it.
+/// SUBSCRIBE and its like: a message about each channel or pattern, in parts, between which others
+/// are served. An error ends it.
 async fn listen(cx: &Cx<'_, Session>, args: FrameFields<'_>) {
     let (client, command) = (&cx.session().client, args.word(0));
     let (is_pattern, ends) = (command.starts_with('p'), command.contains("unsub"));
@@ -246,7 +249,7 @@ async fn listen(cx: &Cx<'_, Session>, args: FrameFields<'_>) {
     }
 }
 
-/// What is left of a request: little, or what takes its time.
+/// The rest of a request: little, or one that takes its time.
 enum Begun<R, L> {
     Rest(Remainder<R>),
     Long(Pin<Box<L>>),
@@ -301,8 +304,8 @@ impl Kv {
         Begun::Rest(self.scatter.in_turn(cx, &session.replies, asks, answer))
     }
 
-    /// Answers a request that takes its time, when its turn has come: one with a `large` value of the shard's own as soon as there is
-    /// memory for it.
+    /// Answers a request that takes its time, when its turn has come: one with a `large` value of
+    /// the shard's own as soon as there is memory for it.
     async fn take_time(&self, cx: &Cx<'_, Session>, (frame, request, found): Asked<'_>, large: usize) {
         let args = request.args(frame);
         if let Some(command) = found.filter(|_| large > 0) {
@@ -367,7 +370,8 @@ impl Kv {
         let command = match checked(client, (frame, request, found)) {
             Ok(command) => command,
             Err(error) => {
-                // A browser was made to talk to this port: what follows its headers may be requests of an attacker.
+                // A browser was made to talk to this port: what follows its headers may be requests
+                // of an attacker.
                 let is_browser = ["post", "host:"].contains(&&*args.word(0));
                 if !is_browser {
                     say(cx, |out| out.reply(|_| Err(error)));

@@ -1,7 +1,7 @@
 //! The keys of one shard, with their values and their ends.
 //!
-//! They lie next to each other, so a position names a key until one before it goes: then the last one moves into the gap. That is
-//! what KEYS and SCAN walk over, from the end to the start.
+//! They lie next to each other, so a position names a key until one before it goes: then the last
+//! one moves into the gap. That is what KEYS and SCAN walk over, from the end to the start.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};
@@ -16,13 +16,15 @@ use ringserve::framing::{FrameFields, OwnedField};
 use ringserve::resp::hash_tag;
 use ringserve::sync::Notify;
 
-/// Bytes of a value from which on memory is reserved for the answer: below them it is copied, and not kept until it is sent.
+/// Bytes of a value from which on memory is reserved for the answer: below them it is copied, and
+/// not kept until it is sent.
 pub const LARGE_BYTES: usize = 32 << 10;
 
 /// The end of a key that has none.
 pub const NEVER: u64 = u64::MAX;
 
-/// Hashes keys, the same way on all shards, and in a way that clients do not know: they must not put all keys into one place.
+/// Hashes keys, the same way on all shards, and in a way that clients do not know: they must not
+/// put all keys into one place.
 pub type Keyer = SeedableRandomState;
 
 /// One that the system draws: what the standard library hashes by has keys from it.
@@ -31,7 +33,8 @@ pub fn random_keyer() -> Keyer {
     SeedableRandomState::with_seed(random(), Box::leak(Box::new(SharedSeed::from_u64(random()))))
 }
 
-/// Milliseconds below which a difference of the clocks is none: what lies between a look at one and a look at the other.
+/// Milliseconds below which a difference of the clocks is none: what lies between a look at one and
+/// a look at the other.
 const CLOCK_STEP_MILLIS: u64 = 50;
 
 struct Entry {
@@ -40,7 +43,8 @@ struct Entry {
     end: u64,
 }
 
-/// How far a walk is: keys at this position and above were seen. The store moves it as it moves keys.
+/// The position of a walk: keys at this position and above were seen. The store moves it as it
+/// moves keys.
 pub struct Place {
     pub at: usize,
     /// Keys that were seen and came to be below it.
@@ -82,8 +86,8 @@ impl Store {
         Store { keys, ends, sooner, clock, wall, ahead: 0, place, value_bytes_max, has_large: false, walks }
     }
 
-    /// Milliseconds since 1970 as they were known at the start, and by the shard's clock from then on: no key ends sooner or later
-    /// for a clock that is set.
+    /// Milliseconds since 1970 as they were known at the start, and by the shard's clock from then
+    /// on: no key ends sooner or later for a clock that is set.
     pub fn now(&self) -> u64 {
         (self.clock)()
     }
@@ -93,7 +97,8 @@ impl Store {
         (self.wall)()
     }
 
-    /// Milliseconds from [`now`](Store::now) to [`wall`](Store::wall), for times that a client names or is told.
+    /// Milliseconds from [`now`](Store::now) to [`wall`](Store::wall), for times in requests and
+    /// replies.
     pub fn ahead(&mut self) -> i64 {
         let ahead = self.wall().as_millis() as i64 - self.now() as i64;
         if ahead.abs_diff(self.ahead) >= CLOCK_STEP_MILLIS {
@@ -165,7 +170,8 @@ impl Store {
         changed
     }
 
-    /// Gives a key an argument as its value, and another end if one is told. A new key without one never ends.
+    /// Gives a key an argument as its value, and another end if one is given. A new key without one
+    /// never ends.
     #[inline]
     pub fn put(&mut self, key: &[u8], args: FrameFields<'_>, n: usize, end: Option<u64>) {
         self.has_large |= args.get(n).len() >= LARGE_BYTES;

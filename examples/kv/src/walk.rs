@@ -11,7 +11,7 @@ use ringserve::resp::{self, GlobMatch, Pattern, PatternTooLong, Version, Writer}
 use crate::keys::{Bad, NO_MEMORY, SYNTAX, number};
 use crate::store::{Place, Store};
 
-/// Keys SCAN looks at if it is not told how many, as in Redis.
+/// Keys that SCAN looks at without a COUNT, as in Redis.
 const SCAN_COUNT: i64 = 10;
 /// Steps of a part, as [`Pattern`] counts them: some hundred microseconds.
 pub const STEPS: usize = 100_000;
@@ -19,22 +19,23 @@ pub const STEPS: usize = 100_000;
 const KEY_STEPS: usize = 10;
 /// Bytes of a long reply that are kept together, and written at once.
 pub const PIECE_BYTES: usize = 64 << 10;
-/// Bytes that a shard found, for all clients together, and for which no client has memory reserved yet.
+/// Bytes that a shard found, for all clients together, and for which no client has memory reserved
+/// yet.
 pub const FOUND_BYTES_MAX: usize = 64 << 20;
 
-/// What KEYS or SCAN asks of a shard.
+/// A question of KEYS or SCAN to a shard.
 #[derive(Clone)]
 pub struct Query {
     pattern: Option<Pattern>,
-    /// What it asks for are strings, as all there is.
+    /// The question is for strings, as all values are.
     strings: bool,
-    /// Where SCAN begins and how many keys it looks at; KEYS looks at all.
+    /// The begin of SCAN and the number of keys that it looks at; KEYS looks at all.
     part: Option<(usize, usize)>,
     /// Gone once the client does not wait for the answer.
     pub asker: Weak<()>,
 }
 
-/// What a shard found: keys as strings of the protocol, in pieces, and how many they are.
+/// The keys that a shard found, as strings of the protocol, in pieces, and their number.
 #[derive(Default)]
 pub struct Found {
     pub keys: Vec<Vec<u8>>,
@@ -44,8 +45,8 @@ pub struct Found {
     pub cursor: i64,
 }
 
-/// A part of the [bytes](FOUND_BYTES_MAX) that a shard found. What it found goes to other shards, as no
-/// [`Room`](ringserve::limits::Room) does.
+/// A part of the [bytes](FOUND_BYTES_MAX) that a shard found. What it found goes to other shards,
+/// as no [`Room`](ringserve::limits::Room) does.
 #[derive(Default)]
 pub struct Held {
     all: Arc<AtomicUsize>,
@@ -132,10 +133,11 @@ impl Query {
     }
 }
 
-/// A walk over keys, from the highest position to the lowest. Keys only move to lower ones, so each that is there all the time is
-/// found, and once: those that were seen and moved are known.
+/// A walk over keys, from the highest position to the lowest. Keys only move to lower ones, so each
+/// that is there all the time is found, and once: those that were seen and moved are known.
 ///
-/// A cursor names a shard and a position there. Shards are scanned one after the other. A scan may find a key again that moved.
+/// A cursor names a shard and a position there. Shards are scanned one after the other. A scan may
+/// find a key again that moved.
 pub struct Walk {
     query: Query,
     place: Rc<RefCell<Place>>,
@@ -159,7 +161,8 @@ impl Walk {
         Walk { query, place: store.walked(top), from, long: None, found }
     }
 
-    /// Goes on for about that many steps. `None` if there is more to do. An error ends it: what was found is too much.
+    /// Goes on for about that many steps. `None` if there is more to do. An error ends it: what was
+    /// found is too much.
     pub fn go_on(&mut self, store: &Store, mut steps: usize) -> Option<Result<Found, Bad>> {
         if let Some((key, mut matching)) = self.long.take() {
             match self.query.pattern.as_ref().map(|pattern| matching.go_on(pattern, &key, &mut steps)) {

@@ -1,4 +1,4 @@
-//! What a client asks on its connection, and what it is answered.
+//! Packets of a client on its connection, and the answers.
 
 use std::cell::{Cell, OnceCell};
 use std::{rc::Rc, sync::Arc};
@@ -60,7 +60,8 @@ impl Service for Broker {
                 cx.session().goodbye.set(goodbye);
                 cx.close();
             }
-            // What belongs to QoS 2 and to authentication, a second CONNECT, packets of servers, and other flags.
+            // What belongs to QoS 2 and to authentication, a second CONNECT, packets of servers,
+            // and other flags.
             _ => return Err(Reason::ProtocolError),
         }
         Ok(())
@@ -128,7 +129,7 @@ impl Broker {
         let limits = ConnLimits::default().idle_timeout(idle).idle_counts(IdleActivity::Received);
         cx.set_limits(&limits).map_err(|_| Reason::Unspecified)?;
 
-        // Its session hears of the end of the connection, also if that comes before the answer.
+        // Its session learns of the end of the connection, also if that comes before the answer.
         let client = cx.session().client.get_or_init(|| Arc::new(connect));
         let (handle, connect) = (cx.handle(), client.clone());
         node.ask(&client.id, Box::new(|node, reply| reply.answer(node.attach(handle, connect)))).await

@@ -1,4 +1,5 @@
-//! A broker of MQTT 3.1.1 and 5, over all shards, on TCP and WebSocket, plain and by TLS, by one service.
+//! A broker of MQTT 3.1.1 and 5, over all shards, on TCP and WebSocket, plain and by TLS, by one
+//! service.
 //!
 //!     cargo run --release -p example-mqtt -- --ws [::]:8080
 //!     mosquitto_sub -p 1883 -v -t 'rooms/+/light'
@@ -8,24 +9,28 @@
 //!
 //!     cargo run --release -p example-mqtt -- --tls [::]:8883 --wss [::]:8443 --cert cert.pem --key key.pem
 //!
-//! Packets are frames ([`packet`]). The session of a client, with its filters and with what it did not acknowledge, is at home on
-//! the shard that the hash of the client id says, wherever the client is connected ([`sessions`]): what a client asks on its
-//! connection ([`broker`]) is done there, as a closure. A message goes to each shard once, where the filters of all sessions are
-//! a tree ([`Filters`](ringserve::topics::Filters)). Everything is in memory.
+//! Packets are frames ([`packet`]). The session of a client, with its filters and with what it did
+//! not acknowledge, is at home on the shard that the hash of the client id says, wherever the
+//! client is connected ([`sessions`]): what a client asks on its connection ([`broker`]) is done
+//! there, as a closure. A message goes to each shard once, where the filters of all sessions are a
+//! tree ([`Filters`](ringserve::topics::Filters)). Everything is in memory.
 //!
 //! `STANDARD.md` goes through the numbered statements of both standards, with a test for each.
 //!
-//! * Supported: QoS 0 and 1, retained messages, wills, wildcards, `$` topics, keep-alive, sessions that outlive their connection
-//!   for a day at most, take-over of a client id, receive maximum, maximum packet size, message expiry, no local, retain as
-//!   published, retain handling.
-//! * Refused: QoS 2 (subscribed to, it is granted as QoS 1), topic aliases, ids of subscriptions, shared subscriptions, enhanced
-//!   authentication. The delay of a will is ignored.
-//! * There is no authentication: any user name and password are welcome, and by WebSocket the pages of every origin.
-//! * Messages for a client that reads or acknowledges too slowly, or with QoS 1 is not connected, wait up to
-//!   `--session-bytes-max`; what comes then is dropped for it, retained messages too. A retained message without room in
-//!   `--retained-bytes-max`, a packet above 256 KiB and a will above 4 KiB end the connection that sends them. Filters of a client
-//!   that overlap bring a message once for each.
-//! * All shards retain the same messages, since each topic has a shard that all others hear of it from.
+//! * Supported: QoS 0 and 1, retained messages, wills, wildcards, `$` topics, keep-alive, sessions
+//!   that outlive their connection for a day at most, take-over of a client id, receive maximum,
+//!   maximum packet size, message expiry, no local, retain as published, retain handling.
+//! * Refused: QoS 2 (subscribed to, it is granted as QoS 1), topic aliases, ids of subscriptions,
+//!   shared subscriptions, enhanced authentication. The delay of a will is ignored.
+//! * There is no authentication: any user name and password are welcome, and by WebSocket the pages
+//!   of every origin.
+//! * Messages for a client that reads or acknowledges too slowly, or with QoS 1 is not connected,
+//!   wait up to `--session-bytes-max`; what comes then is dropped for it, retained messages too. A
+//!   retained message without room in `--retained-bytes-max`, a packet above 256 KiB and a will
+//!   above 4 KiB end the connection that sends them. Filters of a client that overlap bring a
+//!   message once for each.
+//! * All shards retain the same messages, since each topic has a shard that all others hear of it
+//!   from.
 
 mod broker;
 mod packet;
@@ -77,7 +82,8 @@ struct Args {
     /// auto, io_uring or epoll.
     #[arg(long, default_value_t, value_name = "NAME")]
     driver: Driver,
-    /// Microseconds that a shard waits for more behind messages of several clients, as `Server::coalesce` says; 0 is off.
+    /// Microseconds that a shard waits for more behind messages of several clients, as
+    /// `Server::coalesce` says; 0 is off.
     #[arg(long, default_value_t = 50, value_name = "MICROSECONDS")]
     coalesce: u64,
     #[command(flatten)]

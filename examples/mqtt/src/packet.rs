@@ -1,6 +1,8 @@
-//! Packets of MQTT 3.1.1 and 5: how bytes are cut into them, how they are read, and how they are written.
+//! Packets of MQTT 3.1.1 and 5: how bytes are cut into them, how they are read, and how they are
+//! written.
 //!
-//! A packet of 3.1.1 is read as one of version 5 without properties, so both versions are one from here on.
+//! A packet of 3.1.1 is read as one of version 5 without properties, so both versions are one from
+//! here on.
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
@@ -21,7 +23,8 @@ pub const EXPIRY_MAX: Duration = Duration::from_secs(86_400);
 const VARINT: LengthField = LengthField::varint_max(4);
 /// The length before a text.
 pub const TWO_BYTES: LengthPrefix = LengthPrefix::bytes(2);
-/// Cuts bytes into packets: a byte with type and flags, a length, and as many bytes. A frame is all of that.
+/// Cuts bytes into packets: a byte with type and flags, a length, and as many bytes. A frame is all
+/// of that.
 pub const PACKETS: LengthField = VARINT.offset(1);
 
 /// Why a client is refused something, by the codes of version 5.
@@ -83,7 +86,7 @@ impl From<FieldError> for Reason {
     }
 }
 
-/// What was read, or why not.
+/// The value that was read, or the reason why not.
 pub type Read<T> = Result<T, Reason>;
 
 /// Flags of a PUBLISH.
@@ -91,7 +94,7 @@ const RETAIN: u8 = 1;
 pub const QOS_1: u8 = 2;
 pub const DUP: u8 = 8;
 
-/// What is left of a packet.
+/// The unread rest of a packet.
 pub struct Reader<'a> {
     pub left: Fields<'a>,
     /// Version 5, and not 3.1.1.
@@ -115,7 +118,7 @@ impl<'a> Reader<'a> {
         if text.contains('\0') { Err(Reason::MalformedPacket) } else { Ok(text) }
     }
 
-    /// What a SUBSCRIBE says behind a filter.
+    /// The options after a filter of SUBSCRIBE.
     pub fn options(&mut self) -> Read<u8> {
         let reserved = if self.is_five { 0xC0 } else { 0xFC };
         let options = self.left.u8()?;
@@ -183,7 +186,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What a client says before its connection ends: that its will is dropped, and how long the session lasts.
+/// A DISCONNECT of a client: whether its will is dropped, and how long the session lasts.
 #[derive(Default)]
 pub struct Goodbye {
     pub drops_will: bool,
@@ -205,7 +208,8 @@ impl Properties {
     }
 }
 
-/// A message, shared by all sessions that are sent it: the payload is copied once, out of the receive buffer.
+/// A message, shared by all sessions that are sent it: the payload is copied once, out of the
+/// receive buffer.
 #[derive(Clone, Default)]
 pub struct Publication {
     pub topic: Arc<str>,
@@ -252,12 +256,13 @@ impl Publication {
         Ok(Publication { topic, payload, qos, retain, properties, lifetime, ..Publication::default() })
     }
 
-    /// What it counts for where it is kept.
+    /// The bytes that it counts for where it is kept.
     pub fn bytes(&self) -> usize {
         self.topic.len() + self.properties.len() + self.payload.len() + 128
     }
 
-    /// As a PUBLISH with these flags, with an id if they say QoS 1, and with what is left of its lifetime.
+    /// As a PUBLISH with these flags, with an id if they say QoS 1, and with what is left of its
+    /// lifetime.
     pub fn packet(&self, is_five: bool, flags: u8, id: u16, left: Option<Duration>) -> Bytes {
         let same = self.as_it_came.as_ref().filter(|(version, _)| flags == 0 && *version == is_five);
         if let Some((_, packet)) = same {
@@ -283,7 +288,8 @@ pub struct Connect {
     pub expiry: Duration,
     /// Zero for none.
     pub keep_alive: Duration,
-    /// Messages of QoS 1 that are not acknowledged, and bytes of a packet: what the client takes at most.
+    /// Messages of QoS 1 that are not acknowledged, and bytes of a packet: what the client takes at
+    /// most.
     pub receive_max: u32,
     pub packet_max: u32,
     pub will: Option<Publication>,
@@ -324,7 +330,8 @@ impl Connect {
         Ok(Connect { is_five, id, is_assigned, is_clean, expiry, keep_alive, receive_max, packet_max, will })
     }
 
-    /// What it is told in version 5 before its connection is closed: the code, and its name if it takes as long a packet.
+    /// The DISCONNECT that it gets in version 5 before its connection is closed: the code, and its
+    /// name if the client takes a packet of that length.
     pub fn goodbye(&self, reason: Reason) -> Vec<u8> {
         let name = format!("{reason:?}");
         let named = properties(true, &[&[0x1F, 0, name.len() as u8], name.as_bytes()]);
@@ -336,7 +343,8 @@ impl Connect {
 
     /// Its CONNACK.
     pub fn answer(&self, is_present: bool) -> Vec<u8> {
-        // QoS 1 at most, no ids of subscriptions, no shared ones, the largest packet, and how long the session lasts.
+        // QoS 1 at most, no ids of subscriptions, no shared ones, the largest packet, and how long
+        // the session lasts.
         let mut told = vec![0x24, 1, 0x29, 0, 0x2A, 0, 0x27];
         told.extend((PACKET_BYTES_MAX as u32).to_be_bytes());
         told.extend(seconds(0x11, self.expiry));

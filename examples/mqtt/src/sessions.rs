@@ -1,4 +1,5 @@
-//! One shard: the sessions whose home it is, wherever their clients are connected, and how a message comes to all of them.
+//! One shard: the sessions whose home it is, wherever their clients are connected, and how a
+//! message comes to all of them.
 //!
 //! ```text
 //!   PUBLISH ─────────────────────────────▶ every shard ──▶ the sessions at home there ──▶ their connections
@@ -6,8 +7,9 @@
 //!   SUBSCRIBE, PUBACK, .. ──▶ shard of the client id, the home of its session
 //! ```
 //!
-//! A session never moves, so none is lost on the way. A retained message goes to all shards from the one that its topic's hash
-//! says: they hear of it in one order and all keep the same, whatever becomes of its publisher meanwhile.
+//! A session never moves, so none is lost on the way. A retained message goes to all shards from
+//! the one that its topic's hash says: they hear of it in one order and all keep the same, whatever
+//! becomes of its publisher meanwhile.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -23,7 +25,8 @@ use ringserve::{ConnHandle, PushError, Shard};
 
 use crate::packet::{Connect, DUP, EXPIRY_MAX, Goodbye, Publication, QOS_1, Read, Reason};
 
-/// Bytes that a retained message counts for at least, so that a subscriber of all topics has few enough of them looked at.
+/// Bytes that a retained message counts for at least, so that a subscriber of all topics has few
+/// enough of them looked at.
 const RETAINED_BYTES_MIN: usize = 4096;
 /// Retained messages that are looked at before others are served.
 const LOOKED_AT_ONCE: usize = 256;
@@ -34,7 +37,7 @@ const LEVEL_BYTES: usize = 256;
 const NO_LOCAL: u8 = 4;
 const RETAIN_AS_PUBLISHED: u8 = 8;
 
-/// What a shard keeps at most.
+/// The bounds of what a shard keeps.
 #[derive(Args, Clone)]
 pub struct Bounds {
     /// Sessions of a shard at most, of clients that are connected or were.
@@ -46,12 +49,13 @@ pub struct Bounds {
     /// The same of all sessions of a shard.
     #[arg(long, default_value_t = 256 << 20, value_name = "BYTES")]
     sessions_bytes_max: usize,
-    /// Bytes of retained messages at most, each counted as 4 KiB at least. Every shard has its part, for its topics.
+    /// Bytes of retained messages at most, each counted as 4 KiB at least. Every shard has its
+    /// part, for its topics.
     #[arg(long, default_value_t = 64 << 20, value_name = "BYTES")]
     retained_bytes_max: usize,
 }
 
-/// What a shard does for another one, or for itself.
+/// A task that a shard carries out for another one, or for itself.
 pub type Job = Box<dyn FnOnce(&Rc<Node>, Reply<Answer>) + Send>;
 
 /// The code for a filter, or 0.
@@ -59,7 +63,7 @@ pub type Answer = Read<u8>;
 
 pub type Session = RefCell<State>;
 
-/// What the home of a client keeps of it, connected or not.
+/// The state of a client at its home shard, connected or not.
 #[derive(Default)]
 pub struct State {
     connection: Option<ConnHandle>,
@@ -68,15 +72,16 @@ pub struct State {
     /// The connection has no room. A task goes on once it has.
     is_stalled: bool,
     filters: BTreeMap<Arc<str>, Reservation>,
-    /// Messages in their order: first those that were sent on this connection and are not acknowledged, then those that wait.
+    /// Messages in their order: first those that were sent on this connection and are not
+    /// acknowledged, then those that wait.
     messages: VecDeque<Kept>,
     sent: usize,
     last_id: u16,
-    /// What is published if the client is lost.
+    /// The message that is published if the client is lost.
     will: Option<Publication>,
     /// For filters and for messages.
     room: Capacity,
-    /// How long it outlives its connection, and the task that ends it then.
+    /// The time for which it outlives its connection.
     expiry: Duration,
     timer: Option<JoinHandle<()>>,
 }
@@ -93,7 +98,8 @@ struct Kept {
 /// A session, and the options of its subscription.
 type Subscriber = (Rc<Session>, u8);
 
-/// What is to be done with the session of a connection, which its CONNECT names, unless another connection has it by then.
+/// A task for the session of a connection, which its CONNECT names, unless another connection has
+/// it by then.
 pub fn job(client: &Arc<Connect>, job: impl FnOnce(&Rc<Node>, &Rc<Session>) -> u8 + Send + 'static) -> Job {
     let client = client.clone();
     Box::new(move |node, reply| {
@@ -102,7 +108,8 @@ pub fn job(client: &Arc<Connect>, job: impl FnOnce(&Rc<Node>, &Rc<Session>) -> u
     })
 }
 
-/// SUBSCRIBE with one filter. It is answered when the retained messages that it asks for are on their way.
+/// SUBSCRIBE with one filter. It is answered when the retained messages that it asks for are on
+/// their way.
 pub fn subscription(client: &Arc<Connect>, filter: Arc<str>, options: u8) -> Job {
     let client = client.clone();
     Box::new(move |node, reply| {
@@ -128,7 +135,8 @@ pub struct Node {
     filters: RefCell<Filters<Arc<str>, Subscriber>>,
     /// For all that these sessions keep.
     room: Capacity,
-    /// The last retained message of each topic. Every shard has all of them, and they share the memory of the messages.
+    /// The last retained message of each topic. Every shard has all of them, and they share the
+    /// memory of the messages.
     retained: RefCell<BTreeMap<Arc<str>, Arc<Publication>>>,
     /// Bytes of those whose topics fall to this shard.
     retained_bytes: Cell<usize>,
@@ -151,7 +159,7 @@ impl Node {
         node
     }
 
-    /// Has the shard of a client id, or of a topic, do something.
+    /// Sends a job to the shard of a client id, or of a topic.
     pub fn tell(&self, name: &str, job: Job) -> SendFuture<Job> {
         self.mesh.send(self.mesh.shard_of(name), job)
     }
@@ -162,7 +170,8 @@ impl Node {
         answer.unwrap_or(Err(Reason::ServerBusy))
     }
 
-    /// Brings a message to all shards: each of them has it, or has it in its mailbox, when this returns.
+    /// Brings a message to all shards: each of them has it, or has it in its mailbox, when this
+    /// returns.
     ///
     /// # Errors
     /// If it is to be retained, and there is no room for it. No shard has it then.
@@ -247,7 +256,8 @@ impl Node {
         });
     }
 
-    /// The message has its place in the order of each shard when this returns, and room there once the future is done.
+    /// The message has its place in the order of each shard when this returns, and room there once
+    /// the future is done.
     fn fan_out(self: &Rc<Self>, publication: Arc<Publication>) -> impl Future<Output = ()> + use<> {
         let sent = self.mesh.send_to_others(|_shard| {
             let publication = publication.clone();
@@ -295,7 +305,8 @@ impl Node {
         Ok(0)
     }
 
-    /// Ends what a session has of its last connection, for the next one. False if the session ends with it.
+    /// Ends what a session has of its last connection, for the next one. False if the session ends
+    /// with it.
     fn take_over(self: &Rc<Self>, session: &Session, is_clean: bool) -> bool {
         let mut state = session.borrow_mut();
         state.timer.take().inspect(JoinHandle::abort);
@@ -314,7 +325,7 @@ impl Node {
         goes_on
     }
 
-    /// Returns the code, and whether the client is to be told retained messages.
+    /// Returns the code, and whether the client gets retained messages.
     fn subscribe(&self, session: &Rc<Session>, filter: &Arc<str>, options: u8) -> (u8, bool) {
         if filter.starts_with("$share/") {
             return (Reason::SharedNotSupported as u8, false);
@@ -334,8 +345,8 @@ impl Node {
         (granted(options), matches!((options >> 4, is_new), (0, _) | (1, true)))
     }
 
-    /// Has the retained messages that a filter matches wait for a client, in parts, between which others are served. Ends with the
-    /// subscription.
+    /// Queues the retained messages that a filter matches for a client, in parts, between which
+    /// others are served. Ends with the subscription.
     async fn tell_retained(self: &Rc<Self>, session: &Rc<Session>, filter: &Arc<str>, options: u8) {
         let prefix = filter.split(['+', '#']).next().unwrap_or_default();
         // "a/#" matches "a" too.
@@ -420,8 +431,8 @@ impl Node {
         filters.keys().for_each(|filter| self.filters.borrow_mut().remove(filter, &client.id));
     }
 
-    /// Has a message wait for a client, and sends it if that may be. Without room it is dropped, and so it is with QoS 0 where
-    /// the client is not connected.
+    /// Has a message wait for a client, and sends it if that may be. Without room it is dropped,
+    /// and so it is with QoS 0 where the client is not connected.
     fn keep(self: &Rc<Self>, to: &Rc<Session>, message: &Arc<Publication>, options: u8, retain: bool) {
         let mut state = to.borrow_mut();
         let qos = message.qos.min(granted(options));
@@ -434,7 +445,8 @@ impl Node {
         }
     }
 
-    /// Sends what waits, as far as the connection has room and the client takes more before it acknowledges.
+    /// Sends what waits, as far as the connection has room and the client takes more before it
+    /// acknowledges.
     fn send_waiting(self: &Rc<Self>, session: &Rc<Session>) {
         let state = &mut *session.borrow_mut();
         while let (Some(connection), Some(next)) = (&state.connection, state.messages.get(state.sent)) {
@@ -471,12 +483,12 @@ impl Node {
     }
 }
 
-/// What a retained message counts for.
+/// The bytes that a retained message counts for.
 fn retained_bytes(publication: &Publication) -> usize {
     publication.bytes().max(RETAINED_BYTES_MIN)
 }
 
-/// What a filter counts for where it is kept.
+/// The bytes that a filter counts for where it is kept.
 fn filter_bytes(filter: &str) -> usize {
     filter.len() + LEVEL_BYTES * filter.split('/').count()
 }

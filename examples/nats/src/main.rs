@@ -5,8 +5,8 @@
 //!     cargo run --release -p example-nats -- --listen 127.0.0.1:7001
 //!     nc 127.0.0.1 7000          # and in another terminal: nc 127.0.0.1 7001
 //!
-//! `?SUBJECT TEXT` asks the service of a subject in the place of saying something; `?names` is answered by each of these servers, of
-//! which one is asked.
+//! `?SUBJECT TEXT` asks the service of a subject in the place of saying something; `?names` is
+//! answered by each of these servers, of which one is asked.
 //!
 //! Each shard has one connection to NATS and one subscription, whatever the number of its clients.
 
@@ -43,7 +43,7 @@ struct Args {
     driver: Driver,
 }
 
-/// How long the service of a subject may take.
+/// The time limit for the service of a subject.
 const ANSWER_TIME: Duration = Duration::from_secs(1);
 
 /// The clients of a shard.
@@ -66,7 +66,8 @@ impl Chat {
             while let Some(event) = room.next().await {
                 let members: Vec<LocalHandle> = heard_by.borrow().values().cloned().collect();
                 for member in members {
-                    // One that reads too slowly misses it, and one that is gone is about to be taken out.
+                    // One that reads too slowly misses it, and one that is gone is about to be
+                    // taken out.
                     let _ = match &event {
                         Event::Message(message) => member.push(message.payload()),
                         _ => member.push("* NATS was away: something may be missing"),

@@ -1,11 +1,13 @@
-//! Remote calls with a database behind them: a login first, then requests with ids, which run side by side, each with a time limit.
+//! Remote calls with a database behind them: a login first, then requests with ids, which run side
+//! by side, each with a time limit.
 //!
 //!     cargo run --release -p example-rpc -- --user ann:secret
 //!     python3 examples/rpc/client.py --token secret '{"method": "put", "key": "greeting", "value": "hello"}' \
 //!         '{"method": "get", "key": "greeting"}'
 //!
-//! A frame is a length of four bytes, most significant first, and a JSON object. A reply has the `id` that the peer gave its request,
-//! or null where none could be read, and a `result` or an `error`. Replies come as requests are done, in any order.
+//! A frame is a length of four bytes, most significant first, and a JSON object. A reply has the
+//! `id` that the peer gave its request, or null where none could be read, and a `result` or an
+//! `error`. Replies come as requests are done, in any order.
 //!
 //! | method | parameters | result |
 //! |---|---|---|
@@ -14,12 +16,14 @@
 //! | `get` | `key` | the value, or null |
 //! | `wait` | `millis` | as many milliseconds later the same number |
 //!
-//! Each user has separate keys. A stranger sends small frames, has 10 s for its login, and its first error ends its connection;
-//! a user's errors are replies. A query whose request is `too late` runs to its end all the same.
+//! Each user has separate keys. A stranger sends small frames, has 10 s for its login, and its
+//! first error ends its connection; a user's errors are replies. A query whose request is `too
+//! late` runs to its end all the same.
 //!
-//! Queries block, so they run beside the shards: on one thread with one connection to SQLite, which has one writer at a time anyway.
-//! They run in the order of their requests and wait in the server's queue, which is bounded and says `busy`, not for a lock. A
-//! server that mostly reads a large file takes more threads, a connection for each, and SQLite's write-ahead log.
+//! Queries block, so they run beside the shards: on one thread with one connection to SQLite, which
+//! has one writer at a time anyway. They run in the order of their requests and wait in the
+//! server's queue, which is bounded and says `busy`, not for a lock. A server that usually reads a
+//! large file takes more threads, a connection for each, and SQLite's write-ahead log.
 
 #[cfg(test)]
 mod tests;
@@ -60,7 +64,7 @@ struct Args {
     /// Milliseconds a request may take.
     #[arg(long, default_value_t = 10_000, value_name = "MS")]
     timeout: u64,
-    /// Queries that may wait for the database; further ones are told that it is busy.
+    /// Queries that may wait for the database; further ones get the error that it is busy.
     #[arg(long, default_value_t = 1024, value_name = "N")]
     queries_max: usize,
 }
@@ -92,7 +96,7 @@ enum Call {
     Wait { millis: u64 },
 }
 
-/// What a reply says: a result, or what went wrong.
+/// The content of a reply: a result, or an error.
 type Outcome = Result<Value, String>;
 
 fn parse(frame: &[u8]) -> (Option<u64>, Result<Call, String>) {
@@ -110,7 +114,7 @@ fn reply(cx: &Cx<'_, Conn>, id: Option<u64>, outcome: &Outcome) {
     cx.reply(answer.to_string());
 }
 
-/// What is known of a peer.
+/// The identity of a peer.
 #[derive(Clone)]
 enum Who {
     Stranger,
@@ -126,7 +130,8 @@ impl Session for Conn {}
 /// One for each shard, with the same users and database.
 #[derive(Clone)]
 struct Rpc {
-    /// By their tokens. The time of a look-up says nothing about them, since the map's hash has a random key.
+    /// By their tokens. The time of a look-up says nothing about them, since the map's hash has a
+    /// random key.
     users: Arc<HashMap<String, Arc<str>>>,
     /// Locked by the one thread for queries.
     database: Arc<Mutex<Connection>>,

@@ -1,10 +1,12 @@
-//! Rooms to chat in from a browser: a page by HTTPS, and a service of WebSocket on a port beside, over all shards.
+//! Rooms to chat in from a browser: a page by HTTPS, and a service of WebSocket on a port beside,
+//! over all shards.
 //!
 //!     cargo run --release -p example-wss-chat
 //!     https://localhost:8443 in two windows of a browser, which asks about the certificate
 //!
-//! What is said in a room goes to each shard once, as a question through a [`Mesh`], and is encoded once there for all that are
-//! in the room ([`Listeners`]). What a member reads too slowly waits, up to 256 KiB; then it is reset, and its page connects again.
+//! A message to a room goes to each shard once, as a question through a [`Mesh`], and is encoded
+//! once there for all that are in the room ([`Listeners`]). What a member reads too slowly waits,
+//! up to 256 KiB; then it is reset, and its page connects again.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -48,7 +50,8 @@ struct Args {
     /// Without TLS: http:// and ws://.
     #[arg(long)]
     plain: bool,
-    /// The certificate and those between it and its authority, as PEM. Without it the server makes one, for localhost.
+    /// The certificate and those between it and its authority, as PEM. Without it the server makes
+    /// one, for localhost.
     #[arg(long, requires = "key", value_name = "FILE")]
     cert: Option<PathBuf>,
     /// Its private key, as PEM.
@@ -65,10 +68,10 @@ struct Args {
 /// The page, with its style and its script.
 const PAGE: &str = include_str!("page.html");
 const TEXT_BYTES_MAX: usize = 8000;
-/// Members of whom one that comes is told.
+/// The most members that are listed for one that joins.
 const HERE_MAX: usize = 1000;
 
-/// What a page asks for.
+/// A request of a page.
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Asked {
@@ -77,7 +80,7 @@ enum Asked {
     Join(String),
 }
 
-/// What a page is told. An `id` is that of a member.
+/// An event for a page. An `id` is that of a member.
 #[derive(Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 enum Event<'a> {
@@ -110,7 +113,7 @@ struct Member {
 struct Seat(Rc<Member>);
 impl Session for Seat {}
 
-/// What shards ask each other.
+/// Questions of shards to each other.
 #[derive(Clone, Default)]
 struct Meshes {
     /// An event for a room.
@@ -145,7 +148,8 @@ impl Chat {
         Chat { shard: shard.clone(), meshes: meshes.clone(), topics, members }
     }
 
-    /// Tells all in the member's room. It is on its way when this returns, and the answers say that it was handed out.
+    /// Tells all in the member's room. It is on its way when this returns, and the answers say that
+    /// it was handed out.
     fn tell(&self, member: &Member, event: &Event<'_>) -> AskAll<()> {
         let (room, event) = (member.room.borrow().clone(), event.json());
         self.meshes.happened.ask_all(|_shard| (room.clone(), event.clone()))
@@ -170,7 +174,8 @@ impl Chat {
         }
     }
 
-    /// Who is in the member's room, those who come meanwhile among them or told later.
+    /// The members of this member's room. Those who come meanwhile are among them, or reported
+    /// later.
     async fn here(&self, member: &Member) -> Event<'static> {
         let room = member.room.borrow().clone();
         let shards = self.meshes.here.ask_all(|_shard| room.clone()).await;
@@ -201,7 +206,8 @@ impl WebSocket for Chat {
         match serde_json::from_slice(message.as_bytes()) {
             Err(_) => cx.close_with(close::POLICY, "no message of the page"),
             Ok(Asked::Say(text)) if text.is_empty() || text.len() > TEXT_BYTES_MAX => {}
-            // Each shard has handed it out before the next one is read; one that is asked too much misses it.
+            // Each shard has handed it out before the next one is read; one that is asked too much
+            // misses it.
             Ok(Asked::Say(text)) => {
                 let name = member.name.borrow().clone();
                 self.tell(member, &Event::Said { id: &member.id, name: &name, text: &text }).await;
@@ -234,8 +240,9 @@ impl WebSocket for Chat {
     }
 }
 
-/// The page asks, of this host, whatever its port; or what is no browser. Here it protects nothing, since no cookie tells who a
-/// member is. Where one does, a page of another host could speak for its reader.
+/// The page asks, of this host, whatever its port; or what is no browser. Here it protects nothing,
+/// since no cookie tells who a member is. Where one does, a page of another host could speak for
+/// its reader.
 fn let_in(upgrade: &Upgrade<'_>) -> Result<Accept, Reject> {
     let host = |name: &str| name.rsplit_once(':').map_or(name.to_owned(), |(host, _port)| host.to_owned());
     let Some(origin) = upgrade.origin() else { return Ok(Accept::new()) };

@@ -56,7 +56,7 @@ impl Page {
         self.0.send(Sent::text(what.to_string())).unwrap();
     }
 
-    /// The next event, if it is one that a page always hears.
+    /// The next event, if it is one that a page always receives.
     fn next(&mut self) -> Value {
         serde_json::from_str(self.0.read().unwrap().to_text().unwrap()).unwrap()
     }
@@ -118,7 +118,7 @@ fn members_know_who_comes_leaves_and_changes_its_name() {
         (&renamed["id"], &renamed["name"], &renamed["before"]),
         (&came["id"], &json!("bert"), &json!("bob"))
     );
-    // Who comes later is told of both.
+    // A member that comes later learns of both.
     let mut eve = Page::open(&running, "eve", "cellar");
     eve.asks(json!({ "join": "kitchen" }));
     eve.hears("joined");

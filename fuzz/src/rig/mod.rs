@@ -1,4 +1,5 @@
-//! A shard between a driver that keeps the contract and a service that does anything, with a model of both.
+//! A shard between a driver that keeps the contract and a service that does anything, with a model
+//! of both.
 //!
 //! Checks, in addition to the shard's own invariants after every turn:
 //!
@@ -38,8 +39,8 @@ use service::{End, Flag, Task};
 
 pub use driver::ECANCELED;
 
-/// Turns in a row, without a completion and without time passing, for which a shard may refuse to sleep. Each takes
-/// 1024 frames off every connection, and inputs are shorter than that.
+/// Turns in a row, without a completion and without time passing, for which a shard may refuse to
+/// sleep. Each takes 1024 frames off every connection, and inputs are shorter than that.
 const BUSY_TURNS_MAX: u32 = 50;
 
 /// Turns within which a drain passes on a frame, sends a byte or is over. Each lets the shard sleep
@@ -265,7 +266,8 @@ impl Rig {
         self.hand_over();
     }
 
-    /// Sleeps as long as the shard allows if nothing happens, at most [`NAP_MAX`], and begins the next turn.
+    /// Sleeps as long as the shard allows if nothing happens, at most [`NAP_MAX`], and begins the
+    /// next turn.
     pub fn sleep(&mut self) {
         let mut busy = 0;
         loop {
@@ -287,7 +289,8 @@ impl Rig {
         self.model.order = self.model.order.max(order);
     }
 
-    /// Drains, and checks that nothing is left. Peers and handlers that cooperate finish what they began.
+    /// Drains, and checks that nothing is left. Peers and handlers that cooperate finish what they
+    /// began.
     pub fn finish(mut self, cooperative: bool) {
         self.order(Command::Drain);
         let (mut turns, mut before) = (0, self.progress());

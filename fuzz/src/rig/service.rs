@@ -15,7 +15,8 @@ const SIZES: [usize; 8] = [0, 1, 70, 255, 256, 1500, 4096, 9000];
 /// Bytes after which the text of replies repeats: a prime, so that no size in use divides it.
 const SAID_REPEATS: usize = 251;
 
-/// The text of replies. A table, since making it byte by byte takes most of the time under a sanitizer.
+/// The text of replies. A table, since making it byte by byte takes most of the time under a
+/// sanitizer.
 static SAID: [u8; SAID_REPEATS + 9000] = {
     let mut said = [0; SAID_REPEATS + 9000];
     let mut n = 0;

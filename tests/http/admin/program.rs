@@ -335,7 +335,8 @@ fn orders_on_admission_outlive_the_process() {
     lab.finish();
 }
 
-/// The disk hangs for the first, which fails at last; the second waits for it, and writes what the third noted.
+/// The disk hangs for the first, which fails at last; the second waits for it, and writes what the
+/// third noted.
 #[test]
 fn order_behind_one_that_waits_for_the_disk_is_written_with_it() {
     let file = std::env::temp_dir().join(format!("ringserve-slow-disk-{}", std::process::id()));

@@ -64,8 +64,8 @@ fn nonsense_and_service_errors_are_answered_and_counted() {
 #[test]
 fn a_peer_that_vanishes_is_no_failure() {
     let rig = Rig::start(HttpOptions::default());
-    // In the middle of a head, of a body, and while it waits; with a reset, and with FIN where that does not only mean that
-    // no request follows.
+    // In the middle of a head, of a body, and while it waits; with a reset, and with FIN where that
+    // does not only mean that no request follows.
     let requests: [(&[u8], bool); 4] = [
         (b"GET / HT", true),
         (b"POST /limited HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhell", true),

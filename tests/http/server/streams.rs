@@ -92,7 +92,8 @@ fn stream_with_a_closed_window_is_reset() {
 fn connection_whose_streams_hyper_cannot_reset_is_closed() {
     let rig = Rig::start(brief_window());
     let mut client = rig.client();
-    // With a window of 1 byte hyper takes the whole body, and no task is left that could reset the stream.
+    // With a window of 1 byte hyper takes the whole body, and no task is left that could reset the
+    // stream.
     client.write(&[frames::PREFACE, frames::ONE_BYTE, &frames::request(1, true, "/large")].concat());
     assert_eq!(client.end_after_all(), End::Reset);
     watch::closed_for(&rig.running, CloseReason::WriteTooSlow, 1);
@@ -234,7 +235,8 @@ fn streams_of_a_connection_share_what_is_kept_for_sending() {
         let now = MADE.load(SeqCst);
         now > 0 && std::mem::replace(&mut made, now) == now
     });
-    // 64 KiB, the outbox, what the kernels take, and a piece or two for each stream; 400 KiB for each would be 500 pieces.
+    // 64 KiB, the outbox, what the kernels take, and a piece or two for each stream; 400 KiB for
+    // each would be 500 pieces.
     assert!(made < 300, "{made} pieces of 16 KiB");
     // No piece is left when the peer reads.
     let (mut ended, mut bytes) = (0, 0);

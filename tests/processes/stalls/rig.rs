@@ -89,7 +89,8 @@ fn compute(time: Duration) {
     }
 }
 
-/// Computes for this long of its thread's own time, which stands still while the process is stopped.
+/// Computes for this long of its thread's own time, which stands still while the process is
+/// stopped.
 fn spin(time: Duration) {
     let own = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
     let began = own();

@@ -82,8 +82,8 @@ pub(crate) struct Rounds {
     pub(crate) failed: Option<String>,
 }
 
-/// Measures everything, writes the report and prints it. A server that fails at a piece of work is left out of the rest of it, and
-/// the report says why.
+/// Measures everything, writes the report and prints it. A server that fails at a piece of work is
+/// left out of the rest of it, and the report says why.
 pub(crate) fn run(plan: &Plan) -> io::Result<()> {
     std::fs::create_dir_all(&plan.out)?;
     let measurements: usize = plan.works.iter().map(|work| plan.entrants(work).len() * plan.rounds).sum();

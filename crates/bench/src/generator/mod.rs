@@ -51,7 +51,8 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Messages an open loop sends before it looks for replies.
 const SENDS_MAX: u64 = 64;
 
-/// In an open loop a thread sleeps only if nothing is due for longer than this, since epoll sleeps whole milliseconds.
+/// In an open loop a thread sleeps only if nothing is due for longer than this, since epoll sleeps
+/// whole milliseconds.
 const SLEEP_MIN: Duration = Duration::from_millis(2);
 
 /// Latencies from 1 ns to a minute, to three digits.

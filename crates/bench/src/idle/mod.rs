@@ -28,14 +28,15 @@ use crate::wire::Layer;
 pub(crate) use self::holder::{Plan as HolderPlan, run as hold};
 pub(crate) use self::split::Sources;
 
-/// Connections that are open before counting starts, so that tables and pools have their first chunks.
+/// Connections that are open before counting starts, so that tables and pools have their first
+/// chunks.
 pub(crate) const FROM: usize = 1000;
 
 /// The same per shard, since the kernel does not spread them evenly.
 pub(crate) const FROM_PER_SHARD: usize = 50;
 
-/// Memory of the kernel and the server for a connection with both its ends, rounded up: 9300 bytes were measured with
-/// ringserve at a million.
+/// Memory of the kernel and the server for a connection with both its ends, rounded up: 9300 bytes
+/// were measured with ringserve at a million.
 const PAIR_BYTES: u64 = 9728;
 
 /// Memory that the machine keeps, so that other programs are not ended for lack of it.

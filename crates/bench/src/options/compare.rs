@@ -21,7 +21,8 @@ use crate::servers::find;
 /// (in lock step they share one). Rounds are interleaved and their order shuffled. The duration is
 /// printed at the start; with --works and --servers it is shorter.
 ///
-/// Prints the report, and writes it as report.md, with report.json and a chart for each piece of work.
+/// Prints the report, and writes it as report.md, with report.json and a chart for each piece of
+/// work.
 #[derive(Args)]
 pub(crate) struct CompareOptions {
     /// Work [default: all].
@@ -33,7 +34,8 @@ pub(crate) struct CompareOptions {
     /// Directory of the rivals.
     #[arg(long, default_value = "target/rivals")]
     rivals: PathBuf,
-    /// Build the rivals first, with scripts/rivals: a quarter of an hour the first time. From the root of the repository.
+    /// Build the rivals first, with scripts/rivals: a quarter of an hour the first time. From the
+    /// root of the repository.
     #[arg(long)]
     build: bool,
     #[command(flatten)]

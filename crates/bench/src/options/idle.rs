@@ -69,7 +69,8 @@ pub(crate) struct IdleOptions {
     /// CPU for the servers [default: any].
     #[arg(long)]
     cpu: Option<usize>,
-    /// Shards of ringserve on io_uring [default: one for each 19 000 connections, or for the limit of open files].
+    /// Shards of ringserve on io_uring [default: one for each 19 000 connections, or for the limit
+    /// of open files].
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     shards: Option<u16>,
     #[command(flatten)]

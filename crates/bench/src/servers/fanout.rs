@@ -1,4 +1,5 @@
-//! One line to every listener: `+` makes a connection a listener, and any other line goes to all of them.
+//! One line to every listener: `+` makes a connection a listener, and any other line goes to all of
+//! them.
 
 use std::cell::RefCell;
 use std::convert::Infallible;

@@ -242,7 +242,8 @@ impl ShardShared {
         }
     }
 
-    /// True if a service came to hold more, a deadline changed, or calls may wait for memory, or sources for a page.
+    /// True if a service came to hold more, a deadline changed, or calls may wait for memory, or
+    /// sources for a page.
     #[inline]
     pub(crate) fn has_asked(&self) -> bool {
         self.has_asked.get()
@@ -264,12 +265,14 @@ impl ShardShared {
         &self.pages
     }
 
-    /// Registers a source of work that is done a page at a time ([`Lane::page`](crate::Lane::page)). Returns its number.
+    /// Registers a source of work that is done a page at a time
+    /// ([`Lane::page`](crate::Lane::page)). Returns its number.
     pub fn add_page_source(&self) -> u32 {
         self.pages.add()
     }
 
-    /// Asks for a page of a source at the end of this turn, or of the next one if this turn is over, unless it waits already.
+    /// Asks for a page of a source at the end of this turn, or of the next one if this turn is
+    /// over, unless it waits already.
     pub fn ask_page(&self, source: u32) {
         if self.pages.ask(source) {
             self.has_asked.set(true);

@@ -83,7 +83,8 @@ struct Recorder {
     dropped: Vec<u32>,
     /// Connections that were informed of a drain.
     told: Vec<ConnId>,
-    /// By source: steps that it wants of pages; and the pages, each with its source and what it took.
+    /// By source: steps that it wants of pages; and the pages, each with its source and what it
+    /// took.
     wants_steps: Vec<u32>,
     pages: Vec<(u32, u32)>,
 }

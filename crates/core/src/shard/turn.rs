@@ -13,8 +13,9 @@
 //! }
 //! ```
 //!
-//! An [`Event`] is queued for everything that happens to a connection, and the [`Lane`] gets it once the state machine is
-//! consistent: before the next completion is looked at. So user code may call the shard from each of its hooks.
+//! An [`Event`] is queued for everything that happens to a connection, and the [`Lane`] gets it
+//! once the state machine is consistent: before the next completion is looked at. So user code may
+//! call the shard from each of its hooks.
 
 use alloc::vec::{Drain, Vec};
 use core::net::SocketAddr;
@@ -31,7 +32,8 @@ use crate::{Budget, CloseReason, Completion, ConnId, LaneId, Observer, Op, Page,
 
 /// The code above a shard: a service, its upstreams, a simulated service.
 ///
-/// A hook may call any method of the shard. It must not panic; a lane catches the panics of user code.
+/// A hook may call any method of the shard. It must not panic; a lane catches the panics of user
+/// code.
 #[allow(unused_variables)]
 pub trait Lane<O: Observer = ()> {
     /// The next completion of the turn, for observers.
@@ -42,22 +44,24 @@ pub trait Lane<O: Observer = ()> {
     #[inline]
     fn begin(&mut self, shard: &mut Shard<O>) {}
 
-    /// A peer wants to connect. Answer with [`Shard::admit`], then with [`Shard::opened`], [`Shard::refused`] or
-    /// [`Shard::open_parked`]; or with [`Shard::refuse`].
+    /// A peer wants to connect. Answer with [`Shard::admit`], then with [`Shard::opened`],
+    /// [`Shard::refused`] or [`Shard::open_parked`]; or with [`Shard::refuse`].
     fn accepted(&mut self, shard: &mut Shard<O>, socket: Socket, peer: Option<SocketAddr>, listener: u16);
 
-    /// This shard's table is full and another one's is not: hand the socket to that. Called only after
-    /// [`Shard::set_others_have_room`].
+    /// This shard's table is full and another one's is not: hand the socket to that. Called only
+    /// after [`Shard::set_others_have_room`].
     fn hand_off(&mut self, shard: &mut Shard<O>, socket: Socket, peer: Option<SocketAddr>, listener: u16);
 
-    /// The [awaited](Shard::await_header) PROXY header of a connection was read. Answer as to [`accepted`](Lane::accepted)
-    /// after [`Shard::admit`], or with [`Shard::begin_handshake`]. The peer of its outlet is the client from now on.
+    /// The [awaited](Shard::await_header) PROXY header of a connection was read. Answer as to
+    /// [`accepted`](Lane::accepted) after [`Shard::admit`], or with [`Shard::begin_handshake`]. The
+    /// peer of its outlet is the client from now on.
     fn proxied(&mut self, shard: &mut Shard<O>, id: ConnId) {
         shard.opened(id);
     }
 
-    /// The handshake that [began](Shard::begin_handshake) for a connection is done. Answer as to [`accepted`](Lane::accepted)
-    /// after [`Shard::admit`]. [`Outlet::transport_info`](crate::Outlet::transport_info) has its facts.
+    /// The handshake that [began](Shard::begin_handshake) for a connection is done. Answer as to
+    /// [`accepted`](Lane::accepted) after [`Shard::admit`].
+    /// [`Outlet::transport_info`](crate::Outlet::transport_info) has its facts.
     fn secured(&mut self, shard: &mut Shard<O>, id: ConnId) {
         shard.opened(id);
     }
@@ -66,39 +70,45 @@ pub trait Lane<O: Observer = ()> {
     fn connected(&mut self, shard: &mut Shard<O>, id: ConnId);
 
     /// A connection may have frames. Take them with [`Frames::next_frame`] until it returns
-    /// [`Next::Nothing`](super::Next::Nothing) or [`Next::Bad`](super::Next::Bad), or end the connection.
+    /// [`Next::Nothing`](super::Next::Nothing) or [`Next::Bad`](super::Next::Bad), or end the
+    /// connection.
     fn frames(&mut self, frames: &mut Frames<'_, O>);
 
-    /// The peer sent nothing for [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval). Ask for a sign of life.
+    /// The peer sent nothing for [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval).
+    /// Ask for a sign of life.
     fn heartbeat(&mut self, shard: &mut Shard<O>, id: ConnId);
 
-    /// A call of the connection was pending for longer than [`Limits::handler_timeout`](crate::Limits::handler_timeout). Queue
-    /// last words, then [`Shard::finish`] it.
+    /// A call of the connection was pending for longer than
+    /// [`Limits::handler_timeout`](crate::Limits::handler_timeout). Queue last words, then
+    /// [`Shard::finish`] it.
     fn timed_out(&mut self, shard: &mut Shard<O>, id: ConnId) {
         shard.finish(id, CloseReason::HandlerTimeout);
     }
 
-    /// The shard drains, and the connection, which was `opened`, is cut later. Called once for each connection.
+    /// The shard drains, and the connection, which was `opened`, is cut later. Called once for each
+    /// connection.
     fn draining(&mut self, shard: &mut Shard<O>, id: ConnId) {}
 
     /// The peer sent FIN, every frame was handed out, and the service holds the connection open
     /// ([`Outlet::hold_open`](crate::Outlet::hold_open)).
     fn input_ended(&mut self, shard: &mut Shard<O>, id: ConnId);
 
-    /// Wake a task that waited for room in the connection's outbox, or for its end. The waker is user code; if it panics, the
-    /// task was not woken, and the connection has to be aborted.
+    /// Wake a task that waited for room in the connection's outbox, or for its end. The waker is
+    /// user code; if it panics, the task was not woken, and the connection has to be aborted.
     fn wake(&mut self, shard: &mut Shard<O>, id: ConnId, waker: Waker);
 
-    /// A connection ended. Drop its pending calls, or its `open`, then call `close` of the service if the connection was
-    /// `opened`, then drop the block.
+    /// A connection ended. Drop its pending calls, or its `open`, then call `close` of the service
+    /// if the connection was `opened`, then drop the block.
     fn ended(&mut self, shard: &mut Shard<O>, ended: EndedConn);
 
-    /// Every completion was looked at. Resume woken tasks: replies that are queued now leave with this turn.
+    /// Every completion was looked at. Resume woken tasks: replies that are queued now leave with
+    /// this turn.
     #[inline]
     fn attend(&mut self, shard: &mut Shard<O>) {}
 
-    /// The turn has room for a page of a source that [asked](crate::ShardShared::ask_page) for one. Do as much as `page` takes, and
-    /// return whether more is left, for which the shard takes another turn at once.
+    /// The turn has room for a page of a source that [asked](crate::ShardShared::ask_page) for one.
+    /// Do as much as `page` takes, and return whether more is left, for which the shard takes
+    /// another turn at once.
     fn page(&mut self, shard: &mut Shard<O>, source: u32, page: &mut Page) -> bool {
         false
     }
@@ -117,7 +127,8 @@ pub struct EndedConn {
     pub reason: CloseReason,
     /// True if the service accepted it in `open`.
     pub opened: bool,
-    /// The first of the pending calls, if there is one; of a connection that was not `opened` its `open`.
+    /// The first of the pending calls, if there is one; of a connection that was not `opened` its
+    /// `open`.
     pub call: Option<u32>,
 }
 
@@ -146,7 +157,8 @@ pub(crate) enum Event {
     Ended(EndedConn),
 }
 
-/// Calls the lane for a batch. By reference, since a batch that is moved behind an indirect call is copied.
+/// Calls the lane for a batch. By reference, since a batch that is moved behind an indirect call is
+/// copied.
 #[inline(always)]
 pub(super) fn hand_out<O: Observer>(frames: &mut Frames<'_, O>, lane: &mut (impl Lane<O> + ?Sized)) {
     lane.frames(frames);
@@ -154,7 +166,8 @@ pub(super) fn hand_out<O: Observer>(frames: &mut Frames<'_, O>, lane: &mut (impl
 }
 
 impl<O: Observer> Shard<O> {
-    /// Takes in completions and dispatches their events to the lane. `now` must not go back. The first turn starts accepting.
+    /// Takes in completions and dispatches their events to the lane. `now` must not go back. The
+    /// first turn starts accepting.
     #[inline]
     pub fn turn(&mut self, now: Time, completions: &mut Vec<Completion>, lane: &mut (impl Lane<O> + ?Sized)) {
         self.begin(now, completions.len(), lane);
@@ -165,12 +178,14 @@ impl<O: Observer> Shard<O> {
             let Some(completion) = left.next() else { break };
             self.complete(completion, lane);
         }
-        // All of it was given away, so there is nothing to drop: a call that only whole-program optimization would remove.
+        // All of it was given away, so there is nothing to drop: a call that only whole-program
+        // optimization would remove.
         core::mem::forget(left);
         self.end(lane);
     }
 
-    /// The first part of a [`turn`](Shard::turn), for a shard whose completions come one by one: `completions` of them.
+    /// The first part of a [`turn`](Shard::turn), for a shard whose completions come one by one:
+    /// `completions` of them.
     #[inline]
     pub fn begin(&mut self, now: Time, completions: usize, lane: &mut (impl Lane<O> + ?Sized)) {
         self.begin_turn(now, completions);
@@ -238,8 +253,8 @@ impl<O: Observer> Shard<O> {
         self.hand_out_aside(id, Lease::empty(), false, lane);
     }
 
-    /// Calls the lane for a batch, away from the shortest path: another place with the lane's part compiled in would keep it
-    /// from being inlined in either. `plain` is as in [`Frames::new`].
+    /// Calls the lane for a batch, away from the shortest path: another place with the lane's part
+    /// compiled in would keep it from being inlined in either. `plain` is as in [`Frames::new`].
     #[inline(never)]
     pub(super) fn hand_out_aside(
         &mut self,
@@ -255,8 +270,9 @@ impl<O: Observer> Shard<O> {
         hand_out(&mut Frames::new(self, id, of, &shared, lease, plain, is_first), lane);
     }
 
-    /// Begins a connection's batch of frames. It gets none if the turn brought much, or more than may be held: memory of other
-    /// connections' calls would come on top, and only the end of the turn sends and relieves.
+    /// Begins a connection's batch of frames. It gets none if the turn brought much, or more than
+    /// may be held: memory of other connections' calls would come on top, and only the end of the
+    /// turn sends and relieves.
     #[inline]
     pub(super) fn begin_batch(&mut self) {
         match self.holds_off() {
@@ -282,7 +298,7 @@ impl<O: Observer> Shard<O> {
         self.check_accepting();
     }
 
-    /// What each turn begins with.
+    /// The begin of each turn.
     #[inline(always)]
     fn begin_work(&mut self, completions: usize) {
         self.short_of_buffers = self.pool.leased() >= self.short_from;
@@ -294,7 +310,8 @@ impl<O: Observer> Shard<O> {
         self.held_before = self.shared.memory();
     }
 
-    /// Begins a turn that has more to do, `gap` after the one before, which brought `received` bytes.
+    /// Begins a turn that has more to do, `gap` after the one before, which brought `received`
+    /// bytes.
     #[cold]
     #[inline(never)]
     fn begin_aside(&mut self, gap: Duration, completions: usize, received: usize) {
@@ -311,7 +328,8 @@ impl<O: Observer> Shard<O> {
         }
         self.begin_work(completions);
         if self.later > 0 {
-            // The bytes of this turn are not known yet: those of the one before tell whether the driver has more.
+            // The bytes of this turn are not known yet: those of the one before tell whether the
+            // driver has more.
             self.take_up(completions, has_more || received >= bytes);
         }
         if self.drain.is_some() {
@@ -323,8 +341,8 @@ impl<O: Observer> Shard<O> {
         self.begins_aside = has_more || self.drain.is_some() || self.accepting.has_starts();
     }
 
-    /// Gives waiting connections their batches, and handshakes their steps, in a turn that brings `completions`; `crowded` is
-    /// true if the driver has more.
+    /// Gives waiting connections their batches, and handshakes their steps, in a turn that brings
+    /// `completions`; `crowded` is true if the driver has more.
     #[cold]
     #[inline(never)]
     fn take_up(&mut self, completions: usize, crowded: bool) {
@@ -345,7 +363,7 @@ impl<O: Observer> Shard<O> {
         self.events.extend(steps.map(Event::Steps));
     }
 
-    /// Takes in a completion that comes seldom.
+    /// Takes in a completion of a rare kind.
     #[inline(never)]
     fn changed(&mut self, completion: Completion) {
         match completion {
@@ -365,13 +383,15 @@ impl<O: Observer> Shard<O> {
     /// A turn without a bound that long turns before it left.
     pub const WHOLE_TURN: u32 = super::work::WHOLE;
 
-    /// How much of [`WHOLE_TURN`](Shard::WHOLE_TURN) the last turn was: a half, a quarter and so on, if turns before it were long.
+    /// The part of [`WHOLE_TURN`](Shard::WHOLE_TURN) that the last turn was: a half, a quarter
+    /// and so on, if turns before it were long.
     #[inline]
     pub fn turn_part(&self) -> u32 {
         self.work.part()
     }
 
-    /// True if the next turn goes on with what the last one had no room for, as long turns before it had left it less.
+    /// True if the next turn goes on with what the last one had no room for, as long turns before
+    /// it had left it less.
     pub fn cuts_turns(&self) -> bool {
         self.later > 0 && self.turn_part() < Self::WHOLE_TURN
     }
@@ -395,8 +415,9 @@ impl<O: Observer> Shard<O> {
         self.ops.drain(..)
     }
 
-    /// True if something waits for the end of a send of this turn: then the driver's next wait must end with it. Otherwise the
-    /// driver may report the send with the next other completion ([`Driver::defer_sent`]).
+    /// True if something waits for the end of a send of this turn: then the driver's next wait must
+    /// end with it. Otherwise the driver may report the send with the next other completion
+    /// ([`Driver::defer_sent`]).
     ///
     /// [`Driver::defer_sent`]: crate::Driver::defer_sent
     #[inline]
@@ -419,7 +440,8 @@ impl<O: Observer> Shard<O> {
         Some(self.next_turn_or_never()).filter(|next| *next != Time::NEVER)
     }
 
-    /// The same, or [`Time::NEVER`]: a comparison with it costs less than a look whether there is a time at all.
+    /// The same, or [`Time::NEVER`]: a comparison with it costs less than a look whether there is a
+    /// time at all.
     #[inline]
     pub fn next_turn_or_never(&self) -> Time {
         if (self.later | self.events.len() | self.grew.len()) > 0 || self.shared.has_dirty() {
@@ -433,8 +455,8 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// The earliest of the times of limits, which is `next`, of a drain, of accepting again, of a look at the line, and of a wake-up
-    /// that shows that the shard was not away.
+    /// The earliest of the times of limits, which is `next`, of a drain, of accepting again, of a
+    /// look at the line, and of a wake-up that shows that the shard was not away.
     #[cold]
     #[inline(never)]
     fn next_beside(&self, mut next: Time) -> Time {

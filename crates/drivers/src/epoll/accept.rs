@@ -144,7 +144,8 @@ impl Epoll {
         };
         if *is_adopted {
             if *armed {
-                // The other owners keep the socket, so that a close alone would leave it in the epoll.
+                // The other owners keep the socket, so that a close alone would leave it in the
+                // epoll.
                 self.disarm(index);
             }
             let end = self.close_listener(index);

@@ -43,7 +43,8 @@ impl Default for EpollConfig {
 }
 
 impl EpollConfig {
-    /// Checks every bound that does not depend on the system. Those of the pool are checked when it is made.
+    /// Checks every bound that does not depend on the system. Those of the pool are checked when it
+    /// is made.
     ///
     /// # Errors
     /// Names the value out of range, and the range.

@@ -79,8 +79,8 @@ const NO_EVENT: Event = Event { flags: EventFlags::empty(), data: EventData::new
 /// The epoll driver.
 ///
 /// It belongs to the thread that made it. Each connection costs a descriptor of the process, so
-/// `RLIMIT_NOFILE` bounds them; accepting ends with [`AcceptEnd::Descriptors`] there. Dropping the driver
-/// closes every connection.
+/// `RLIMIT_NOFILE` bounds them; accepting ends with [`AcceptEnd::Descriptors`] there. Dropping the
+/// driver closes every connection.
 ///
 /// [`AcceptEnd::Descriptors`]: ringserve_core::AcceptEnd::Descriptors
 pub struct Epoll {
@@ -220,7 +220,8 @@ impl Epoll {
         [emptied, self.connect_in()].into_iter().flatten().min()
     }
 
-    /// True if there is something to do before the next event. Forgets [`defer_sent`](Driver::defer_sent).
+    /// True if there is something to do before the next event. Forgets
+    /// [`defer_sent`](Driver::defer_sent).
     fn has_to_do(&mut self) -> bool {
         self.pool_empty = self.pool_empty && !self.can_lend();
         let quiet = std::mem::take(&mut self.quiet);

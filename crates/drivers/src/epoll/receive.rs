@@ -124,7 +124,8 @@ impl Epoll {
         }
     }
 
-    /// True if the pool has a buffer. Asks by lending one: the system may refuse memory below the pool's limit.
+    /// True if the pool has a buffer. Asks by lending one: the system may refuse memory below the
+    /// pool's limit.
     pub(super) fn can_lend(&mut self) -> bool {
         let buffer = self.side.lend();
         if let Some(buffer) = buffer {
@@ -133,7 +134,8 @@ impl Epoll {
         buffer.is_some()
     }
 
-    /// Receives from the connections in the queue, one buffer each and going round, within the budget.
+    /// Receives from the connections in the queue, one buffer each and going round, within the
+    /// budget.
     pub(super) fn read(&mut self, room: &mut Room, completions: &mut Vec<Completion>) {
         while room.is_left(completions) && self.ports.has_queued() {
             if !self.blocks.is_empty() && self.read_into(room, completions) {

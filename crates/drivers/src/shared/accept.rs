@@ -1,4 +1,5 @@
-//! Taking connections out of a listener's queue, also where `accept4` is refused, and closing listeners.
+//! Taking connections out of a listener's queue, also where `accept4` is refused, and closing
+//! listeners.
 //!
 //! A close resets every connection in the queue, so the queue is emptied first, and none may enter
 //! it meanwhile:
@@ -7,8 +8,9 @@
 //!   a second. By then the socket is closed, and the client is refused, or reaches another process
 //!   that shares the port. Handshakes that had begun are completed, and enter the queue: so the
 //!   queue is checked for another [`HANDSHAKE`].
-//! * A Unix listener is shut down for reading: connects are refused at once, and the queue stays. Shards share the queue,
-//!   each by a descriptor, and each closes its own once it finds the queue empty.
+//! * A Unix listener is shut down for reading: connects are refused at once, and the queue stays.
+//!   Shards share the queue, each by a descriptor, and each closes its own once it finds the queue
+//!   empty.
 //! * A TCP listener of this server alone is shut down as it is closed, since a child that was
 //!   forked without exec may have another descriptor of it: new connections would wait in a queue
 //!   from which no shard accepts.
@@ -61,7 +63,8 @@ const NO_NEWCOMERS: [SockFilter; 5] = [
     SockFilter::new((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, u32::MAX),
 ];
 
-/// A listening socket, which is shut down as it is closed if no other process or driver accepts from it.
+/// A listening socket, which is shut down as it is closed if no other process or driver accepts
+/// from it.
 #[derive(Debug)]
 pub(crate) struct ListeningSocket {
     socket: Socket,
@@ -267,7 +270,8 @@ pub(crate) fn take(listener: SockRef<'_>) -> Result<Socket, i32> {
 pub(crate) enum Refusal {
     /// The queue is empty.
     Empty,
-    /// One connection was gone before it was accepted (`accept(2)` lists these); the next one may be there.
+    /// One connection was gone before it was accepted (`accept(2)` lists these); the next one may
+    /// be there.
     Gone,
     /// There is no descriptor or no memory now.
     NoDescriptor,

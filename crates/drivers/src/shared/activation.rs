@@ -19,8 +19,9 @@ static LEFT: Mutex<Option<Vec<(String, OwnedFd)>>> = Mutex::new(None);
 /// that were passed to this process, in their order. Empty if there are none, or they were taken
 /// before. They are close-on-exec.
 ///
-/// The environment (`LISTEN_PID`, `LISTEN_FDS`, `LISTEN_FDNAMES`) is read by the first call. Without `LISTEN_FDNAMES` the name
-/// of each is `unknown`, as is that of a socket whose name there is empty.
+/// The environment (`LISTEN_PID`, `LISTEN_FDS`, `LISTEN_FDNAMES`) is read by the first call.
+/// Without `LISTEN_FDNAMES` the name of each is `unknown`, as is that of a socket whose name there
+/// is empty.
 pub fn take_activated(name: &str) -> Vec<OwnedFd> {
     let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
     let all = left.get_or_insert_with(|| {
@@ -45,7 +46,8 @@ fn named(pid: &str, fds: &str, names: &str) -> Vec<String> {
 
 /// Takes ownership of a descriptor, if it is open.
 fn own(fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: `fcntl` with these commands takes a number and changes a flag of a descriptor, or fails.
+    // SAFETY: `fcntl` with these commands takes a number and changes a flag of a descriptor, or
+    // fails.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
     // SAFETY: as above.
     if flags < 0 || unsafe { libc::fcntl(fd, libc::F_SETFD, flags | libc::FD_CLOEXEC) } < 0 {

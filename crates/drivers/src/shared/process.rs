@@ -40,11 +40,12 @@ impl ResourceLimit {
 }
 
 /// Gives the system the free memory that the C library's allocator keeps, for the whole process.
-/// Takes about a millisecond for each 4 MiB, during which an arena is locked. Does nothing where the
-/// allocator is not glibc's, and does not affect another allocator of the program.
+/// Takes about a millisecond for each 4 MiB, during which an arena is locked. Does nothing where
+/// the allocator is not glibc's, and does not affect another allocator of the program.
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: it takes a number, may be called by any thread at any time, and touches free memory only.
+    // SAFETY: it takes a number, may be called by any thread at any time, and touches free memory
+    // only.
     unsafe {
         libc::malloc_trim(0);
     }

@@ -1,7 +1,7 @@
 //! Reports of faults: why a driver cannot be used, and lines for the log.
 //!
-//! A subscriber may panic (`tracing_subscriber` does when stdout and stderr are closed). Catch it: a driver logs in the middle
-//! of its bookkeeping, and logging must never kill a shard.
+//! A subscriber may panic (`tracing_subscriber` does when stdout and stderr are closed). Catch it:
+//! a driver logs in the middle of its bookkeeping, and logging must never kill a shard.
 
 use std::fmt;
 use std::io;

@@ -11,7 +11,8 @@ pub enum TcpOption {
     /// `TCP_FASTOPEN`, of a listener: the most connections that may wait for the end of their
     /// handshake after their first packet brought data.
     FastOpen,
-    /// `TCP_DEFER_ACCEPT`, of a listener: seconds for which a connection without data is not accepted.
+    /// `TCP_DEFER_ACCEPT`, of a listener: seconds for which a connection without data is not
+    /// accepted.
     DeferAccept,
 }
 
@@ -31,8 +32,8 @@ impl TcpOption {
         let fd = socket.as_fd();
         let value = libc::c_int::try_from(value).map_err(|_| io::ErrorKind::InvalidInput)?;
         let len = size_of_val(&value) as libc::socklen_t;
-        // SAFETY: the pointer is to a value of `len` bytes that lives until the call returns, which is all the kernel reads;
-        // the descriptor is borrowed, so it is open.
+        // SAFETY: the pointer is to a value of `len` bytes that lives until the call returns, which
+        // is all the kernel reads; the descriptor is borrowed, so it is open.
         let set = unsafe {
             libc::setsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, self.name(), (&raw const value).cast(), len)
         };
@@ -57,7 +58,8 @@ pub fn peer_process(socket: impl AsFd) -> Option<u32> {
     (pid != 0).then_some(pid)
 }
 
-/// The process at the other end of a connected Unix socket, which connected or listens. `None` for a socket of another kind.
+/// The process at the other end of a connected Unix socket, which connected or listens. `None` for
+/// a socket of another kind.
 pub fn peer_credentials(socket: impl AsFd) -> Option<PeerCredentials> {
     // A socket without a process at its other end has 0 for the process, and -1 for user and group.
     let [pid, uid, gid]: [u32; 3] = get(socket, libc::SOL_SOCKET, libc::SO_PEERCRED).ok()?;
@@ -81,9 +83,9 @@ pub(crate) fn get<T: Plain>(socket: impl AsFd, level: libc::c_int, name: libc::c
     let fd = socket.as_fd();
     let mut value = T::default();
     let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the first pointer is to a value of `len` bytes, which is all the kernel writes there, and of which any are a
-    // value (`Plain`); the second one is to `len`. Both live until the call returns; the descriptor is borrowed, so it is
-    // open.
+    // SAFETY: the first pointer is to a value of `len` bytes, which is all the kernel writes there,
+    // and of which any are a value (`Plain`); the second one is to `len`. Both live until the call
+    // returns; the descriptor is borrowed, so it is open.
     let got = unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut len) };
     if got == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }

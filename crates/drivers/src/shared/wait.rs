@@ -1,4 +1,5 @@
-//! Ends of waits: a wake from another thread, by an eventfd, or a timer that is set once for many waits.
+//! Ends of waits: a wake from another thread, by an eventfd, or a timer that is set once for many
+//! waits.
 //!
 //! A time given with `io_uring_enter` or `epoll_wait` sets a timer of the kernel's and clears it
 //! again, in every call that blocks: measured, half a microsecond, 6 % of a turn with one request
@@ -62,8 +63,8 @@ impl Waker {
         self.inner.wake_by_ref();
     }
 
-    /// Notes, for the kernel half of a driver, that the shard saw the wake and its eventfd was read. Writes of the waking
-    /// threads before the wake are visible from here on.
+    /// Notes, for the kernel half of a driver, that the shard saw the wake and its eventfd was
+    /// read. Writes of the waking threads before the wake are visible from here on.
     pub fn seen(&self) {
         self.inner.pending.swap(false, Ordering::AcqRel);
     }
@@ -119,7 +120,8 @@ pub(crate) struct Timer {
 pub(crate) enum Bound {
     /// The timer, which is set.
     Timer,
-    /// The timer, once it is set to this time of the monotonic clock. `again` if it has not gone off since it last was.
+    /// The timer, once it is set to this time of the monotonic clock. `again` if it has not gone
+    /// off since it last was.
     Set { until: Duration, again: bool },
     /// The time given in the call.
     Call,
@@ -186,12 +188,14 @@ const fn nanos(time: Duration) -> u64 {
 
 /// Nanoseconds on the system's monotonic clock.
 ///
-/// A third of the instructions of `Instant`, which keeps seconds and nanoseconds apart: a shard reads the clock every turn.
+/// A third of the instructions of `Instant`, which keeps seconds and nanoseconds apart: a shard
+/// reads the clock every turn.
 #[expect(clippy::disallowed_methods, reason = "what the shard's clock stands on")]
 #[inline]
 pub fn monotonic_nanos() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to a timespec of this function. The clock exists on every Linux, so the call does not fail.
+    // SAFETY: the pointer is to a timespec of this function. The clock exists on every Linux, so
+    // the call does not fail.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

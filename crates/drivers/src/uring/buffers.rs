@@ -9,7 +9,8 @@ use ringserve_buf::KernelSide;
 
 use super::kernel::Kernel;
 
-/// Half a chunk of the pool, so that a quiet shard's buffers, lent and leased, fit in its first chunk.
+/// Half a chunk of the pool, so that a quiet shard's buffers, lent and leased, fit in its first
+/// chunk.
 const TARGET_START: usize = 32;
 
 /// Turns between two reviews of the target: under load about a second.
@@ -17,8 +18,8 @@ const REVIEW_TURNS: u32 = 1 << 14;
 
 pub(super) struct Buffers {
     entries: usize,
-    /// Lent buffers that are in the ring as far as completions tell: exactly those the pool counts as with the
-    /// kernel.
+    /// Lent buffers that are in the ring as far as completions tell: exactly those the pool counts
+    /// as with the kernel.
     pub(super) in_ring: usize,
     /// The target at the start of a turn.
     target: usize,
@@ -71,7 +72,8 @@ impl Buffers {
         self.lowest = self.lowest.min(self.in_ring);
     }
 
-    /// Takes every buffer back: the kernel's ring is empty. Those of the first chunk come last, so that they are lent next.
+    /// Takes every buffer back: the kernel's ring is empty. Those of the first chunk come last, so
+    /// that they are lent next.
     pub(super) fn take_back(&mut self, side: &mut KernelSide) {
         for buffer in (0..side.pool().buffers_max() as u16).rev() {
             if side.is_lent(buffer) {

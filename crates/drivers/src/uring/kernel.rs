@@ -1,4 +1,5 @@
-//! The kernel interface: what passes between the two halves of the io_uring driver, as plain values.
+//! The kernel interface: what passes between the two halves of the io_uring driver, as plain
+//! values.
 //!
 //! Above it lies the bookkeeping ([`Uring`](crate::Uring)), below it a [`Kernel`]: the real one
 //! ([`SystemKernel`](crate::SystemKernel)) or a simulated one, which needs no `unsafe`.
@@ -8,9 +9,9 @@
 //! until a [`RawOp::Install`] or [`RawOp::CloseFd`] names it. So the half that passes pointers to
 //! the kernel also owns the memory that they point to.
 //!
-//! Receive buffers are lent and taken back by the bookkeeping half, which owns the [`KernelSide`]; it lends it
-//! to [`Kernel::reap`], so that a simulated kernel can write the bytes of a completion at the moment the
-//! completion is reaped.
+//! Receive buffers are lent and taken back by the bookkeeping half, which owns the [`KernelSide`];
+//! it lends it to [`Kernel::reap`], so that a simulated kernel can write the bytes of a completion
+//! at the moment the completion is reaped.
 
 use std::net::SocketAddr;
 use std::task::Waker;
@@ -116,7 +117,8 @@ impl Kind {
 /// The way in which a send is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendMode {
-    /// Sends the bytes that fit at once (`MSG_DONTWAIT`). It completes within the [`Kernel::enter`] that submits it.
+    /// Sends the bytes that fit at once (`MSG_DONTWAIT`). It completes within the [`Kernel::enter`]
+    /// that submits it.
     Try,
     /// Like `Try`, but when everything fitted its completion does not end the wait of that
     /// [`Kernel::enter`]; it is there when something else does.
@@ -208,7 +210,8 @@ pub enum RawOp {
         /// The connection.
         id: ConnId,
     },
-    /// `shutdown(SHUT_RD)`: a receive that is armed ends. One completion, of [`Kind::Shutdown`], after that end.
+    /// `shutdown(SHUT_RD)`: a receive that is armed ends. One completion, of [`Kind::Shutdown`],
+    /// after that end.
     ShutdownInput {
         /// The connection.
         id: ConnId,
@@ -355,15 +358,16 @@ pub trait Kernel {
     /// True if [`reap`](Kernel::reap) would return something.
     fn has_completions(&mut self) -> bool;
 
-    /// True if [`reap_quiet`](Kernel::reap_quiet) would return something, once every completion was reaped.
+    /// True if [`reap_quiet`](Kernel::reap_quiet) would return something, once every completion was
+    /// reaped.
     fn has_quiet(&mut self) -> bool;
 
     /// True if the kernel holds back completions, or work that leads to some, until the next
     /// [`enter`](Kernel::enter).
     fn has_task_work(&mut self) -> bool;
 
-    /// True while the completion queue overflows: an [`enter`](Kernel::enter) brings the rest once there is
-    /// room.
+    /// True while the completion queue overflows: an [`enter`](Kernel::enter) brings the rest once
+    /// there is room.
     fn is_overflowing(&mut self) -> bool;
 
     /// The peer's address, for a descriptor from an accept's completion. `None` for Unix sockets
@@ -406,7 +410,8 @@ pub trait Kernel {
     /// The `errno`; `EAGAIN` if the queue is empty.
     fn take_queued(&mut self, listener: u16) -> Result<i32, i32>;
 
-    /// Closes the listening socket, or this driver's descriptor of one that was adopted. No accept is in flight there.
+    /// Closes the listening socket, or this driver's descriptor of one that was adopted. No accept
+    /// is in flight there.
     fn close_listener(&mut self, listener: u16);
 
     /// The time of a clock that never goes back.
@@ -441,8 +446,8 @@ pub trait Kernel {
     /// 21 ms or more.
     fn rouse_in(&mut self, _time: Duration) {}
 
-    /// Ends every operation, within a bound. True if none is left that could read or write memory; false if
-    /// the caller has to leak the receive memory instead.
+    /// Ends every operation, within a bound. True if none is left that could read or write memory;
+    /// false if the caller has to leak the receive memory instead.
     fn finish(&mut self, side: &mut KernelSide) -> bool;
 }
 

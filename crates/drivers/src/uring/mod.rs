@@ -8,8 +8,8 @@
 //!   turn(..) ◀── completion ◀───────── Kernel::reap
 //! ```
 //!
-//! There is no `unsafe` here, and no pointer or descriptor is interpreted. Each completion is checked against the id in its
-//! slot, generation included.
+//! There is no `unsafe` here, and no pointer or descriptor is interpreted. Each completion is
+//! checked against the id in its slot, generation included.
 
 mod accept;
 mod buffers;
@@ -335,7 +335,8 @@ impl<K: Kernel> Uring<K> {
         self.enter(wait, quiet)
     }
 
-    /// True if there is something to do without the kernel, or the kernel holds something back until it is entered.
+    /// True if there is something to do without the kernel, or the kernel holds something back
+    /// until it is entered.
     fn has_to_do(&mut self) -> bool {
         let due = self.due_in() == Some(Duration::ZERO);
         let here = !self.ready.is_empty() || self.has_queued() || self.can_arm_parked() || due;
@@ -441,7 +442,8 @@ impl<K: Kernel> Uring<K> {
         panic!("stale completion {cqe:?}");
     }
 
-    /// Panics if the parts disagree. Linear in the number of parked connections, constant otherwise.
+    /// Panics if the parts disagree. Linear in the number of parked connections, constant
+    /// otherwise.
     pub fn invariants(&self) {
         let counts = self.pool.counts();
         assert_eq!(counts.with_kernel, self.buffers.in_ring, "buffers with the kernel are those in its ring");

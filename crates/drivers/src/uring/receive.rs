@@ -193,8 +193,8 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// Fills the buffer ring and arms as many parked receives as it has buffers: each can use at least one,
-    /// so that none of them finds the ring empty again unless data moved.
+    /// Fills the buffer ring and arms as many parked receives as it has buffers: each can use at
+    /// least one, so that none of them finds the ring empty again unless data moved.
     pub(super) fn arm_parked(&mut self) {
         let rests = self.rests();
         self.buffers.top_up(&mut self.kernel, &mut self.side);

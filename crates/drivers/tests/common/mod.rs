@@ -135,7 +135,8 @@ impl<D: Tested> Rig<D> {
         count
     }
 
-    /// Takes turns for `time`, each as long as possible, and counts them. An earlier wait's timer may end one of them.
+    /// Takes turns for `time`, each as long as possible, and counts them. An earlier wait's timer
+    /// may end one of them.
     pub fn idle_for(&mut self, time: Duration) -> u64 {
         let end = Instant::now() + time;
         let mut turns = 0;

@@ -1,5 +1,6 @@
-//! A client of Redis, over an [`Upstream`](ringserve_upstream::Upstream): commands of all calls of a shard go out together on shared
-//! connections, and their replies come in order. Cargo feature `client`.
+//! A client of Redis, over an [`Upstream`](ringserve_upstream::Upstream): commands of all calls of
+//! a shard go out together on shared connections, and their replies come in order. Cargo feature
+//! `client`.
 //!
 //! ```no_run
 //! use ringserve::framing::Lines;
@@ -36,9 +37,10 @@
 //!
 //! # What not to send
 //!
-//! Commands of several callers share a connection. So those do harm that change what the connection is (SUBSCRIBE, MONITOR, SELECT,
-//! RESET, CLIENT REPLY), that keep others waiting (BLPOP and its like), or that belong together (WATCH, MULTI and EXEC, as long as they
-//! are sent one by one): a script does what a transaction does. Redirections of a cluster (MOVED, ASK) come back as errors.
+//! Commands of several callers share a connection. So those do harm that change what the connection
+//! is (SUBSCRIBE, MONITOR, SELECT, RESET, CLIENT REPLY), that keep others waiting (BLPOP and its
+//! like), or that belong together (WATCH, MULTI and EXEC, as long as they are sent one by one): a
+//! script does what a transaction does. Redirections of a cluster (MOVED, ASK) come back as errors.
 // May use: the protocol's room, upstreams. Begin with: `redis.rs`.
 
 mod redis;

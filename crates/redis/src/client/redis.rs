@@ -59,12 +59,14 @@ impl RedisOptions {
         RedisOptions { database, ..self }
     }
 
-    /// The version of the protocol; 2 by default. Version 3 has maps, numbers with a point and more.
+    /// The version of the protocol; 2 by default. Version 3 has maps, numbers with a point and
+    /// more.
     pub fn version(self, version: Version) -> RedisOptions {
         RedisOptions { version, ..self }
     }
 
-    /// The largest reply, at least 1 KiB; 512 MiB by default. A server can make the shard hold this much for one reply; it counts as
+    /// The largest reply, at least 1 KiB; 512 MiB by default. A server can make the shard hold this
+    /// much for one reply; it counts as
     /// [held](ringserve_server::limits::ServerLimits::held_bytes_max).
     pub fn reply_bytes_max(self, bytes: usize) -> RedisOptions {
         RedisOptions { reply_bytes_max: bytes.max(1 << 10), ..self }
@@ -136,7 +138,8 @@ impl RedisClient {
         RedisClient { connections }
     }
 
-    /// Sends a command, once, and waits for its reply. A call that is dropped has sent it all the same, once it was polled.
+    /// Sends a command, once, and waits for its reply. A call that is dropped has sent it all the
+    /// same, once it was polled.
     ///
     /// ```
     /// # use ringserve::redis::{RedisClient, RedisError};
@@ -147,7 +150,8 @@ impl RedisClient {
     /// ```
     ///
     /// # Errors
-    /// [`RedisError::Refused`] with the server's words, [`RedisError::Upstream`] without a reply: the command may have been carried out.
+    /// [`RedisError::Refused`] with the server's words, [`RedisError::Upstream`] without a reply:
+    /// the command may have been carried out.
     pub async fn command<A: AsRef<[u8]>>(
         &self,
         args: impl IntoIterator<Item = A>,
@@ -155,8 +159,8 @@ impl RedisClient {
         self.ask(Request::new(&command(args))).await
     }
 
-    /// The same for a command that may be carried out twice, such as one that reads: where its connection is lost it is sent again, as
-    /// far as [`Retry`](ringserve_upstream::Retry) goes.
+    /// The same for a command that may be carried out twice, such as one that reads: where its
+    /// connection is lost it is sent again, as far as [`Retry`](ringserve_upstream::Retry) goes.
     ///
     /// # Errors
     /// Those of [`command`](RedisClient::command).

@@ -11,10 +11,12 @@ const LINE_BYTES_MAX: usize = 64 << 10;
 /// Bytes of the shortest element, `_\r\n`.
 const ELEMENT_BYTES_MIN: usize = 3;
 
-/// ReplyFrames of Redis as frames, in both versions of the protocol: each with all its elements, 32 levels deep at most. The largest one is
-/// that of the connection's [`frame_bytes_max`](ringserve_server::net::Framed::frame_bytes_max).
+/// ReplyFrames of Redis as frames, in both versions of the protocol: each with all its elements, 32
+/// levels deep at most. The largest one is that of the connection's
+/// [`frame_bytes_max`](ringserve_server::net::Framed::frame_bytes_max).
 ///
-/// Messages that no command asked for (`>`) are none: they end a connection whose replies are matched by their order.
+/// Messages that no command asked for (`>`) are none: they end a connection whose replies are
+/// matched by their order.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct ReplyFrames;
@@ -57,7 +59,8 @@ struct Walk {
 }
 
 impl Walk {
-    /// Passes an element, or the begin of one that has elements. Returns how many bytes are missing, if some are.
+    /// Passes an element, or the begin of one that has elements. Returns how many bytes are
+    /// missing, if some are.
     fn element(&mut self, bytes: &[u8]) -> Result<Option<usize>, FrameError> {
         self.left[self.depth] -= 1;
         let Some((line, behind)) = line(&bytes[self.at..])? else { return Ok(Some(1)) };

@@ -18,7 +18,8 @@ pub enum Value<'a> {
     BigNumber(&'a [u8]),
     /// A string, or a status such as `OK`.
     Bytes(&'a [u8]),
-    /// An error that is an element of another reply. One that is all of the reply is a [`RedisError`](crate::client::RedisError).
+    /// An error that is an element of another reply. One that is all of the reply is a
+    /// [`RedisError`](crate::client::RedisError).
     Error(&'a [u8]),
     /// Elements in order, or those of a set.
     Array(Vec<Value<'a>>),

@@ -1,11 +1,13 @@
 //! Patterns.
 //!
-//! A pattern is compiled into segments, which its stars separate. The first one and the last one are compared where they must be;
-//! each other one is looked for behind the one before, and its first place is taken: a later one would leave less for the rest.
+//! A pattern is compiled into segments, which its stars separate. The first one and the last one
+//! are compared where they must be; each other one is looked for behind the one before, and its
+//! first place is taken: a later one would leave less for the rest.
 //!
-//! Plain bytes are found by `memmem`. Segments with sets or `?` are found 64 of their positions at a time: one bit for each position
-//! says whether the segment, up to there, ends at the byte that is looked at. What a longer segment needs beyond that is a bit for
-//! each byte of the text: where its last 64 positions ended.
+//! Plain bytes are found by `memmem`. Segments with sets or `?` are found 64 of their positions at
+//! a time: one bit for each position says whether the segment, up to there, ends at the byte that
+//! is looked at. What a longer segment needs beyond that is a bit for each byte of the text: where
+//! its last 64 positions ended.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,7 +18,8 @@ use memchr::memmem;
 /// Positions of a segment that are looked for at once.
 const BLOCK: usize = u64::BITS as usize;
 
-/// Up to this number of comparisons of a byte, what is looked for is compared at each place: a search costs as much before it begins.
+/// Up to this number of comparisons of a byte, what is looked for is compared at each place: a
+/// search costs as much before it begins.
 const COMPARED_MAX: usize = 4 * BLOCK;
 
 /// Any byte, and the first set, among tokens. Those below are bytes.
@@ -26,13 +29,14 @@ const SETS: u16 = 257;
 /// Some of all bytes.
 type Set = [u64; 4];
 
-/// A pattern as Redis reads it: `*` is any text, `?` any byte, `[abc]`, `[^abc]` and `[a-z]` a byte of a set, and `\` takes the next
-/// byte as it is.
+/// A pattern as Redis reads it: `*` is any text, `?` any byte, `[abc]`, `[^abc]` and `[a-z]` a byte
+/// of a set, and `\` takes the next byte as it is.
 ///
-/// It takes about 3 bytes of memory for each byte, and 32 for each different set. A match costs at most a step for each byte
-/// of the text and for each byte of the pattern. Where sets or `?` stand between two `*`, it is a step for each byte of the text and
-/// each 64 positions between them, and for each set up to 128 more, as it has or lacks that many bytes.
-/// [`GlobMatch`] goes on with a long one later.
+/// It takes about 3 bytes of memory for each byte, and 32 for each different set. A match costs at
+/// most a step for each byte of the text and for each byte of the pattern. Where sets or `?` stand
+/// between two `*`, it is a step for each byte of the text and each 64 positions between them, and
+/// for each set up to 128 more, as it has or lacks that many bytes. [`GlobMatch`] goes on with a
+/// long one later.
 ///
 /// ```
 /// use ringserve::resp::Pattern;
@@ -52,7 +56,7 @@ pub struct Pattern {
     segments: Box<[Segment]>,
 }
 
-/// What is between two stars, by places among the tokens.
+/// The tokens between two stars, by their places.
 #[derive(Clone, Copy)]
 struct Segment {
     from: u32,
@@ -80,7 +84,8 @@ impl fmt::Debug for PatternTooLong {
 
 impl std::error::Error for PatternTooLong {}
 
-/// What is found out so far about a pattern and a text: a match that stops after some steps, so that others have their turn.
+/// The state of a match between a pattern and a text, which stops after some steps so that other
+/// work has its turn.
 ///
 /// ```
 /// use ringserve::resp::{GlobMatch, Pattern};
@@ -119,10 +124,11 @@ struct Search {
     has_begun: bool,
     /// The positions that take all bytes but some.
     most: u64,
-    /// The positions for which a byte is one of the others: those that take it, or, among `most`, those that do not. All are zero
-    /// while nothing is looked for.
+    /// The positions for which a byte is one of the others: those that take it, or, among `most`,
+    /// those that do not. All are zero while nothing is looked for.
     others: [u64; 256],
-    /// The bytes at which the block before ended, for those behind `at`; and this one, for those before.
+    /// The bytes at which the block before ended, for those behind `at`; and this one, for those
+    /// before.
     ended: Vec<u64>,
 }
 
@@ -133,7 +139,8 @@ impl Pattern {
     /// Compiles a pattern.
     ///
     /// # Errors
-    /// If it has more than [`BYTES_MAX`](Pattern::BYTES_MAX). Everything else is a pattern: a set may lack its end.
+    /// If it has more than [`BYTES_MAX`](Pattern::BYTES_MAX). Everything else is a pattern: a set
+    /// may lack its end.
     pub fn new(pattern: &[u8]) -> Result<Pattern, PatternTooLong> {
         if pattern.len() > Pattern::BYTES_MAX {
             return Err(PatternTooLong);
@@ -192,12 +199,14 @@ impl Pattern {
             + size_of_val(&*self.segments)
     }
 
-    /// The most steps that a match takes for each byte of a text: 1 for most patterns, and more where sets or `?` stand between two
-    /// `*`, by the positions between them and the bytes of the sets.
+    /// The most steps that a match takes for each byte of a text: 1 for most patterns, and more
+    /// where sets or `?` stand between two `*`, by the positions between them and the bytes of the
+    /// sets.
     pub fn steps_for_a_byte(&self) -> usize {
         let between = self.segments.get(1..self.segments.len().saturating_sub(1)).unwrap_or_default();
         let with_sets = || between.iter().filter(|segment| !segment.is_plain);
-        // Each of these looks at all of the text for each block. All others together look at it once.
+        // Each of these looks at all of the text for each block. All others together look at it
+        // once.
         let long = with_sets().filter(|segment| segment.len() > BLOCK);
         // A segment that is looked for needs as many bytes of the text as it has positions.
         let begun = with_sets().map(|segment| {
@@ -264,8 +273,8 @@ impl Segment {
 }
 
 impl GlobMatch {
-    /// Goes on for about that many `steps`, which are taken from there. `None` if there is more to do. It has to be the same pattern
-    /// and the same text each time.
+    /// Goes on for about that many `steps`, which are taken from there. `None` if there is more to
+    /// do. It has to be the same pattern and the same text each time.
     pub fn go_on(&mut self, pattern: &Pattern, text: &[u8], steps: &mut usize) -> Option<bool> {
         let [first, between @ .., last] = &*pattern.segments else {
             let [all] = *pattern.segments else { return Some(false) };
@@ -301,7 +310,8 @@ impl GlobMatch {
             if *steps == 0 {
                 return None;
             }
-            // As many places are looked at as there are steps, and not less than what the search costs by itself.
+            // As many places are looked at as there are steps, and not less than what the search
+            // costs by itself.
             let places = (*steps).max(bytes.len());
             let to = self.at.saturating_add(places).saturating_add(bytes.len() - 1).min(text.len());
             if let Some(place) = memmem::find(&text[self.at..to], bytes) {
@@ -348,7 +358,8 @@ impl Search {
         !self.block.is_empty()
     }
 
-    /// Looks for a segment, and returns its last byte. `None` if the steps are used up, and `Some(None)` if it is not there.
+    /// Looks for a segment, and returns its last byte. `None` if the steps are used up, and
+    /// `Some(None)` if it is not there.
     fn find(
         &mut self,
         pattern: &Pattern,
@@ -383,7 +394,8 @@ impl Search {
         *steps = steps.saturating_sub(self.block.len() + self.flip(pattern));
     }
 
-    /// Notes what the positions of the block take, or forgets it, if it was noted. Returns how many entries it changed.
+    /// Notes what the positions of the block take, or forgets it, if it was noted. Returns how many
+    /// entries it changed.
     fn flip(&mut self, pattern: &Pattern) -> usize {
         let mut flipped = 0;
         for (n, token) in pattern.tokens[self.block.clone()].iter().enumerate() {
@@ -401,7 +413,8 @@ impl Search {
         flipped
     }
 
-    /// Looks at further bytes. Returns the first one at which the segment ends, whose last position in its last block is `last`.
+    /// Looks at further bytes. Returns the first one at which the segment ends, whose last position
+    /// in its last block is `last`.
     fn go_on(&mut self, text: &[u8], last: Option<usize>, steps: &mut usize) -> Option<usize> {
         let from = self.at;
         let to = from.saturating_add(*steps).min(text.len());

@@ -1,5 +1,5 @@
-//! The protocol of Redis, RESP, for servers: requests as frames, replies in both versions; with the feature `resp`, which is
-//! off by default.
+//! The protocol of Redis, RESP, for servers: requests as frames, replies in both versions; with the
+//! feature `resp`, which is off by default.
 //!
 //! ```text
 //!   *2\r\n $3\r\nGET\r\n $3\r\nkey\r\n      an array of strings, as every client library sends
@@ -65,7 +65,8 @@ pub use names::{Names, unknown_command, unknown_subcommand};
 pub use reply::{MergedReply, ReplyResult, Version, Writer};
 pub use request::{Request, Resp};
 
-/// Reads a number as Redis does: only in the form in which it would be written, so neither `01` nor `+1`.
+/// Reads a number as Redis does: only in the form in which it would be written, so neither `01` nor
+/// `+1`.
 pub fn number(text: &[u8]) -> Option<i64> {
     let value = std::str::from_utf8(text).ok()?.parse().ok()?;
     (itoa::Buffer::new().format(value).as_bytes() == text).then_some(value)
@@ -76,8 +77,8 @@ pub fn write_number(value: i64, text: &mut Vec<u8>) {
     text.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
 }
 
-/// The part of a key that decides on its shard: the text in the first `{}` if there is some, so that keys with the same text
-/// stay together, as in a cluster of Redis; else the whole key.
+/// The part of a key that decides on its shard: the text in the first `{}` if there is some, so
+/// that keys with the same text stay together, as in a cluster of Redis; else the whole key.
 #[inline]
 pub fn hash_tag(key: &[u8]) -> &[u8] {
     // Nearly no key has one.
@@ -91,7 +92,8 @@ pub fn hash_tag(key: &[u8]) -> &[u8] {
     tag.unwrap_or(key)
 }
 
-/// True if there is a `{`: a look at eight bytes takes a few instructions, where one at each byte takes as many for each.
+/// True if there is a `{`: a look at eight bytes takes a few instructions, where one at each byte
+/// takes as many for each.
 #[inline]
 fn has_brace(key: &[u8]) -> bool {
     let ones = u64::from_ne_bytes([1; 8]);

@@ -5,10 +5,12 @@ use crate::FrameFields;
 /// Letters of an unknown command, and of its arguments, that the error repeats.
 const TOLD_MAX: usize = 128;
 
-/// Spreads words over the places: an odd number without a pattern, the fraction of the golden ratio.
+/// Spreads words over the places: an odd number without a pattern, the fraction of the golden
+/// ratio.
 const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Values with names of 1 to 16 letters, found in small or capital letters: the commands of a server.
+/// Values with names of 1 to 16 letters, found in small or capital letters: the commands of a
+/// server.
 ///
 /// ```
 /// use ringserve::resp::Names;
@@ -18,7 +20,8 @@ const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Names<T> {
-    /// Each name at the place that its word gives, or at the next free one. Half of the places are free, at least.
+    /// Each name at the place that its word gives, or at the next free one. Half of the places are
+    /// free, at least.
     places: Box<[Option<CommandName<T>>]>,
 }
 
@@ -72,8 +75,9 @@ impl<T: Copy> Names<T> {
     }
 }
 
-/// A name of 1 to 16 letters as a number, the same for small and capital letters, and for no other name of that length. It is
-/// made of the first and the last bytes, which may be the same ones: that takes no loop.
+/// A name of 1 to 16 letters as a number, the same for small and capital letters, and for no other
+/// name of that length. It is made of the first and the last bytes, which may be the same ones:
+/// that takes no loop.
 #[inline]
 fn word(name: &[u8]) -> u128 {
     let small = u128::from_ne_bytes([0x20; 16]);
@@ -89,7 +93,8 @@ fn word(name: &[u8]) -> u128 {
     all & !small
 }
 
-/// The [error](super::Writer::error) of Redis for an unknown command, with the first of its arguments.
+/// The [error](super::Writer::error) of Redis for an unknown command, with the first of its
+/// arguments.
 pub fn unknown_command(args: FrameFields<'_>) -> String {
     let text = |n| String::from_utf8_lossy(args.get(n)).chars().take(TOLD_MAX).collect::<String>();
     let (name, all) = (text(0), (1..args.len().min(TOLD_MAX)).map(|n| format!("'{}' ", text(n))));

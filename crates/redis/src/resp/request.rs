@@ -18,8 +18,9 @@ const ARGS_MAX: usize = 1 << 20;
 const LINE_BYTES_MAX: usize = 64 << 10;
 /// Bytes of the shortest argument, `$0\r\n\r\n`.
 const ARG_BYTES_MIN: usize = 6;
-/// From this size on a request that lacks many arguments is walked again only when it has grown by a part of [`GROWTH`]: a
-/// request that trickles in is walked about 16 times its length, and not the square of it.
+/// From this size on a request that lacks many arguments is walked again only when it has grown by
+/// a part of [`GROWTH`]: a request that trickles in is walked about 16 times its length, and not
+/// the square of it.
 const PATIENT_FROM_BYTES: usize = 1024;
 const GROWTH: usize = 16;
 
@@ -29,29 +30,31 @@ const BAD_LENGTH: &str = "invalid bulk length";
 /// The reason why bytes are no request.
 type Bad = Cow<'static, str>;
 
-/// The framing of requests: arrays of strings, and lines of words with quotes as in a shell. Each comes with a [`Request`].
-/// Replies leave as they are written, so a service writes them with a [`Writer`](super::Writer).
+/// The framing of requests: arrays of strings, and lines of words with quotes as in a shell. Each
+/// comes with a [`Request`]. Replies leave as they are written, so a service writes them with a
+/// [`Writer`](super::Writer).
 ///
-/// Bytes that are no request are handed over too, as a request with an [`error`](Request::error): Redis answers all earlier
-/// requests, says the reason, and closes.
+/// Bytes that are no request are handed over too, as a request with an [`error`](Request::error):
+/// Redis answers all earlier requests, says the reason, and closes.
 ///
-/// A request has at most 1 048 576 arguments, a line at most 64 KiB. In addition to its bytes, a request of more than four
-/// arguments takes 8 bytes an argument; a line takes its bytes twice. Both are freed at the end of its call.
+/// A request has at most 1 048 576 arguments, a line at most 64 KiB. In addition to its bytes, a
+/// request of more than four arguments takes 8 bytes an argument; a line takes its bytes twice.
+/// Both are freed at the end of its call.
 #[derive(Clone, Copy, Debug)]
 pub struct Resp {
     request_bytes_max: usize,
 }
 
 impl Resp {
-    /// Makes the framing with at most `request_bytes_max` bytes in a request, 1 KiB to 4 GiB - 1 and not above
-    /// [`Limits::frame_bytes_max`]. A request that announces more is none.
+    /// Makes the framing with at most `request_bytes_max` bytes in a request, 1 KiB to 4 GiB - 1
+    /// and not above [`Limits::frame_bytes_max`]. A request that announces more is none.
     pub fn new(request_bytes_max: usize) -> Resp {
         Resp { request_bytes_max }
     }
 }
 
-/// The places of a request's arguments: in its frame, or in a copy of its words if it is a line. An empty request, to which
-/// Redis does not reply, has no argument.
+/// The places of a request's arguments: in its frame, or in a copy of its words if it is a line. An
+/// empty request, to which Redis does not reply, has no argument.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     spans: SmallVec<[Span; 4]>,
@@ -59,7 +62,7 @@ pub struct Request {
     rare: Option<Box<Rare>>,
 }
 
-/// What few requests have.
+/// Parts that few requests have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Rare {
     /// A copy of the words of a line.
@@ -77,7 +80,8 @@ impl Request {
         }
     }
 
-    /// The reason why the bytes are no request, in the words of Redis. Nothing behind them can be read: reply, and close.
+    /// The reason why the bytes are no request, in the words of Redis. Nothing behind them can be
+    /// read: reply, and close.
     #[inline]
     pub fn error(&self) -> Option<&str> {
         match self.rare.as_deref() {
@@ -144,8 +148,8 @@ fn refused(bytes: &[u8], bad: Bad) -> Cut<Request> {
     Cut::Frame { skip: 0, len: 0, consumed: bytes.len(), head: Request { rare, ..Request::default() } }
 }
 
-/// Walks over the arguments, and notes their places. Like Redis it takes any two bytes for the `\r\n` behind an argument, and a
-/// negative count for none.
+/// Walks over the arguments, and notes their places. Like Redis it takes any two bytes for the
+/// `\r\n` behind an argument, and a negative count for none.
 #[inline]
 fn array(bytes: &[u8], max: usize, spans: &mut SmallVec<[Span; 4]>) -> Result<End, Bad> {
     // The bytes that are missing to judge further, and the number of arguments that follow.
@@ -176,8 +180,8 @@ fn array(bytes: &[u8], max: usize, spans: &mut SmallVec<[Span; 4]>) -> Result<En
     Ok(End::At(at))
 }
 
-/// The number in a line behind its first byte, and the length of that line; `None` if it is not whole. A byte that has no place
-/// in a number is refused as soon as it is seen.
+/// The number in a line behind its first byte, and the length of that line; `None` if it is not
+/// whole. A byte that has no place in a number is refused as soon as it is seen.
 #[inline]
 pub(super) fn length(line: &[u8], max: usize, refused: &'static str) -> Result<Option<(usize, usize)>, Bad> {
     let digit = |byte: u8| usize::from(byte - b'0');
@@ -223,7 +227,8 @@ fn line(bytes: &[u8], scanned: usize) -> Result<Cut<Request>, Bad> {
     }
 }
 
-/// The words of a line, with quotes as in a shell. `None` if a quote is not closed, or a word goes on right behind it.
+/// The words of a line, with quotes as in a shell. `None` if a quote is not closed, or a word goes
+/// on right behind it.
 pub(super) fn words(line: &[u8]) -> Option<Request> {
     let (mut words, mut spans, mut bytes) = (Vec::new(), SmallVec::new(), line.iter().copied().peekable());
     loop {

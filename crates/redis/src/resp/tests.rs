@@ -492,7 +492,8 @@ fn longest_pattern_is_bounded_and_a_longer_one_is_refused() {
     }
 }
 
-/// Says of each beginning of the pattern whether it takes what there is of the text. As [`Pattern`] reads it, without a set.
+/// Says of each beginning of the pattern whether it takes what there is of the text. As [`Pattern`]
+/// reads it, without a set.
 fn defined(pattern: &[u8], text: &[u8]) -> bool {
     let stars = pattern.iter().take_while(|byte| **byte == b'*').count();
     let mut takes: Vec<bool> = (0..=pattern.len()).map(|len| len <= stars).collect();

@@ -4,20 +4,22 @@ use super::QuestionHandler;
 use crate::{FrameFields, Span};
 use ringserve_server::sync::AskError;
 
-/// Bytes of the answers of all shards that a connection has at once; at most one more answer of each goes with them. The rest is
-/// asked for when these are written. Each shard has its part.
+/// Bytes of the answers of all shards that a connection has at once; at most one more answer of
+/// each goes with them. The rest is asked for when these are written. Each shard has its part.
 pub(super) const ANSWERS_BYTES_MAX: usize = 96 << 10;
 /// Bytes of an answer from which on there has to be memory for it before it is made.
 pub(super) const LARGE_BYTES: usize = 32 << 10;
 /// Bytes of a batch that are kept for the next one.
 pub(super) const SPARE_BYTES_MAX: usize = 16 << 10;
 
-/// The questions of one shard to another and their answers: the message of a [`Scatter`](super::Scatter)'s mesh.
+/// The questions of one shard to another and their answers: the message of a
+/// [`Scatter`](super::Scatter)'s mesh.
 pub struct Batch<Q> {
     /// Parts of questions, with their places.
     bytes: Vec<u8>,
     spans: Vec<Span>,
-    /// Questions, each with the number of its parts; how many are answered, and the place of the first part of the others.
+    /// Questions, each with the number of its parts; how many are answered, and the place of the
+    /// first part of the others.
     asked: Vec<(Q, usize)>,
     answered: usize,
     at: usize,
@@ -90,7 +92,8 @@ impl<Q: Copy> Batch<Q> {
         self.ends.push(self.answers.len());
     }
 
-    /// Answers questions until an answer is full, or the next one is large: that is an answer by itself, once there is memory for it.
+    /// Answers questions until an answer is full, or the next one is large: that is an answer by
+    /// itself, once there is memory for it.
     pub(super) fn answer<A: QuestionHandler<Question = Q>>(&mut self, shard: &A) {
         let mut granted = std::mem::take(&mut self.granted);
         self.wanted = 0;
@@ -179,7 +182,8 @@ impl<Q: Copy> Batch<Q> {
         self.bytes.len() + self.spans.len() * size_of::<Span>() + self.left() * size_of::<(Q, usize)>()
     }
 
-    /// The next answers and how many they are: at most `count`, and one or as many as `bytes` have room for.
+    /// The next answers and how many they are: at most `count`, and one or as many as `bytes` have
+    /// room for.
     pub(super) fn next(&mut self, count: usize, bytes: usize) -> Option<(usize, &[u8])> {
         let unread = self.ends.get(self.read..).filter(|unread| !unread.is_empty())?;
         let count = count.min(unread.len());
@@ -230,7 +234,7 @@ impl<Q: Copy> Batch<Q> {
         (self.answered, self.at, self.wanted, self.granted) = (0, 0, 0, 0);
     }
 
-    /// Where it keeps what.
+    /// Addresses of its buffers.
     #[cfg(test)]
     pub(super) fn memory(&self) -> [usize; 3] {
         [self.bytes.as_ptr() as usize, self.spans.as_ptr() as usize, self.answers.as_ptr() as usize]

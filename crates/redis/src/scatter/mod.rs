@@ -1,5 +1,5 @@
-//! Pipelined requests whose answers lie on several shards: one question to each shard for all pipelined requests of a
-//! connection, and replies in the order of the requests.
+//! Pipelined requests whose answers lie on several shards: one question to each shard for all
+//! pipelined requests of a connection, and replies in the order of the requests.
 //!
 //! ```text
 //!   get a, get b, mget a c ──▶ Replies ──▶ batch to shard 0: a, a ──┐
@@ -8,31 +8,37 @@
 //!          a, b, [a c]  ◀── in order ◀── answers ◀──────────────────┘
 //! ```
 //!
-//! * [`QuestionHandler`] handles questions and makes answers. A question is a small value with [parts](FrameFields) in bytes; an answer is
-//!   bytes that are ready to be sent, frames included.
+//! * [`QuestionHandler`] handles questions and makes answers. A question is a small value with
+//!   [parts](FrameFields) in bytes; an answer is bytes that are ready to be sent, frames included.
 //! * Each shard makes a [`Scatter`]; the session of a connection has its [`Replies`].
-//! * [`Scatter::in_turn`] begins a request when its turn has come, [`Scatter::asking`] asks what it is about.
+//! * [`Scatter::in_turn`] begins a request when its turn has come, [`Scatter::asking`] asks what it
+//!   is about.
 //!
-//! A batch is one message of a [`Mesh`], whatever number of questions is in it, and the batches of a connection to all shards
-//! are under way at the same time. Questions to the connection's own shard are answered at once unless an earlier one waits
-//! before them. Up to 4 KiB of replies that are queued when the first question is asked leave with its answer, in one send. A
-//! question costs no allocation once memory for as many exists; a batch costs a few.
+//! A batch is one message of a [`Mesh`], whatever number of questions is in it, and the batches of
+//! a connection to all shards are under way at the same time. Questions to the connection's own
+//! shard are answered at once unless an earlier one waits before them. Up to 4 KiB of replies that
+//! are queued when the first question is asked leave with its answer, in one send. A question costs
+//! no allocation once memory for as many exists; a batch costs a few.
 //!
 //! # What is bounded
 //!
-//! At most 128 KiB and one request of a connection wait before others begin: unsent questions, texts, and 16 bytes for each
-//! text and each answer that is due. A question counts with its size, 8 bytes, and its parts with up to 24 bytes each. While they
-//! are under way as many more may wait, and go next: a pipeline of any length keeps all shards at work. The answers to the batches
-//! under way have at most 96 KiB together, and one reply of each shard; the rest is asked for when these are written. Replies are
-//! written as the peer takes them. What waits meanwhile counts as held by the connection
-//! ([`held_bytes_max`](ringserve_server::limits::ServerLimits::held_bytes_max)), and memory for each answer of 32 KiB or more is reserved before
-//! it is made ([`QuestionHandler::large_bytes`]). So a connection holds at most 1 MiB beside its outbox, whatever the number of shards and however
-//! slowly its peer reads, and one request and one reply of each shard where these are long; the shards stay free for others.
+//! At most 128 KiB and one request of a connection wait before others begin: unsent questions,
+//! texts, and 16 bytes for each text and each answer that is due. A question counts with its size,
+//! 8 bytes, and its parts with up to 24 bytes each. While they are under way as many more may wait,
+//! and go next: a pipeline of any length keeps all shards at work. The answers to the batches under
+//! way have at most 96 KiB together, and one reply of each shard; the rest is asked for when these
+//! are written. Replies are written as the peer takes them. What waits meanwhile counts as held by
+//! the connection ([`held_bytes_max`](ringserve_server::limits::ServerLimits::held_bytes_max)), and
+//! memory for each answer of 32 KiB or more is reserved before it is made
+//! ([`QuestionHandler::large_bytes`]). So a connection holds at most 1 MiB beside its outbox,
+//! whatever the number of shards and however slowly its peer reads, and one request and one reply
+//! of each shard where these are long; the shards stay free for others.
 //!
 //! # What goes wrong
 //!
-//! A shard that is full, that ended or whose answer panicked fails only its own questions ([`QuestionHandler::failed`]). A call that
-//! carries replies takes them along when it is dropped, as by the time limit of a middleware: close the connection then.
+//! A shard that is full, that ended or whose answer panicked fails only its own questions
+//! ([`QuestionHandler::failed`]). A call that carries replies takes them along when it is dropped,
+//! as by the time limit of a middleware: close the connection then.
 //!
 //! ```no_run
 //! use std::cell::RefCell;
@@ -127,7 +133,8 @@ const SPARE_MAX: usize = 64;
 /// The questions between the shards of a server: made before its start, cloned into its factory.
 pub type Questions<Q> = Mesh<Box<Batch<Q>>, Box<Batch<Q>>>;
 
-/// The rest of a request that [`Scatter::in_turn`] could not finish at once: mostly nothing, else a future.
+/// The rest of a request that [`Scatter::in_turn`] could not finish at once: usually nothing, else
+/// a future.
 #[must_use = "it does nothing unless it is awaited"]
 #[doc(alias = "Rest")]
 pub struct Remainder<F>(Option<Pin<Box<F>>>);
@@ -166,17 +173,20 @@ pub trait QuestionHandler: 'static {
     /// Adds the answer to `out`, behind those to others.
     fn answer(&self, question: Self::Question, parts: FrameFields<'_>, out: &mut Vec<u8>);
 
-    /// The bytes that the answer will have, if these are many: from 32 KiB on the answer is made once there is memory for it on
-    /// the shard of the connection, as by [`Cx::reserve`], and fails with [`AskError::NoMemory`] where there is none for 5 s.
-    /// Called before [`answer`](QuestionHandler::answer), perhaps more than once. An answer that grew since is asked for again.
+    /// The bytes that the answer will have, if these are many: from 32 KiB on the answer is made
+    /// once there is memory for it on the shard of the connection, as by [`Cx::reserve`], and fails
+    /// with [`AskError::NoMemory`] where there is none for 5 s. Called before
+    /// [`answer`](QuestionHandler::answer), perhaps more than once. An answer that grew since is
+    /// asked for again.
     ///
-    /// 0, unless it is overridden: then long answers count as held once they are queued for a peer, and not while they are made.
+    /// 0, unless it is overridden: then long answers count as held once they are queued for a peer,
+    /// and not while they are made.
     fn large_bytes(&self, _question: Self::Question, _parts: FrameFields<'_>) -> usize {
         0
     }
 
-    /// Adds a substitute for an answer that a shard did not give. Called on the shard of the connection, once for each
-    /// question.
+    /// Adds a substitute for an answer that a shard did not give. Called on the shard of the
+    /// connection, once for each question.
     fn failed(&self, shard: usize, why: AskError, out: &mut Vec<u8>);
 }
 
@@ -212,8 +222,8 @@ struct Inner<A: QuestionHandler> {
 }
 
 impl<A: QuestionHandler> Scatter<A> {
-    /// Registers a shard, in the factory of a server: from now on it answers by `answers` the questions that others ask through
-    /// `questions`.
+    /// Registers a shard, in the factory of a server: from now on it answers by `answers` the
+    /// questions that others ask through `questions`.
     ///
     /// # Panics
     /// As [`Mesh::register`].
@@ -233,14 +243,16 @@ impl<A: QuestionHandler> Scatter<A> {
         self.inner.shard.count()
     }
 
-    /// Begins a request in its turn: `begin` is called at once, or when all earlier replies are written. A request that only
-    /// [asks](Scatter::asking), as `asks` says, also begins while such requests before it wait, so that its questions go with
-    /// theirs; a request that replies by itself waits for them, and later requests wait for it. A waiting request does not
-    /// begin if the connection was closed meanwhile.
+    /// Begins a request in its turn: `begin` is called at once, or when all earlier replies are
+    /// written. A request that only [asks](Scatter::asking), as `asks` says, also begins while such
+    /// requests before it wait, so that its questions go with theirs; a request that replies by
+    /// itself waits for them, and later requests wait for it. A waiting request does not begin if
+    /// the connection was closed meanwhile.
     ///
-    /// The call awaits the rest, which waits for the turn, or carries the replies of this request and of those that begin
-    /// meanwhile. So [`Limits::calls_in_flight_max`](ringserve_server::Limits::calls_in_flight_max) has to be 2 or more for pipelined
-    /// requests to go together.
+    /// The call awaits the rest, which waits for the turn, or carries the replies of this request
+    /// and of those that begin meanwhile. So
+    /// [`Limits::calls_in_flight_max`](ringserve_server::Limits::calls_in_flight_max) has to be 2
+    /// or more for pipelined requests to go together.
     #[inline]
     pub fn in_turn<S: 'static>(
         &self,
@@ -268,8 +280,9 @@ impl<A: QuestionHandler> Scatter<A> {
         Remainder(Some(Box::pin(self.finish(cx, heir, request))))
     }
 
-    /// Does the work of a request that takes its time, such as one that [yields](ringserve_server::task::yield_now), when all earlier replies are
-    /// written. Later requests wait for its end. Nothing is done if the connection was closed meanwhile.
+    /// Does the work of a request that takes its time, such as one that
+    /// [yields](ringserve_server::task::yield_now), when all earlier replies are written. Later
+    /// requests wait for its end. Nothing is done if the connection was closed meanwhile.
     pub async fn alone<S: 'static>(
         &self,
         cx: &Cx<'_, S>,
@@ -303,8 +316,9 @@ impl<A: QuestionHandler> Scatter<A> {
                 // What it asks goes along, or it replied by itself.
                 let Some(carried) = carried.filter(|_| replies.queue.borrow().is_some()) else {
                     let replies = heir.gives_way();
-                    // No further request begins to wait while others that waited go along: else each would, one by one. Each of
-                    // them had a look by then, unless its handler does something else.
+                    // No further request begins to wait while others that waited go along: else
+                    // each would, one by one. Each of them had a look by then, unless its handler
+                    // does something else.
                     for _ in 0..replies.turns.waiting() {
                         if !replies.turns.next_asks() || !replies.has_room_again() || cx.is_closed() {
                             break;
@@ -339,9 +353,10 @@ impl<A: QuestionHandler> Scatter<A> {
         ReplyBuilder { inner: &self.inner, queue }
     }
 
-    /// Begins the reply to a request that only asks, if earlier requests of the connection wait and its questions go with
-    /// theirs: it needs nothing to be awaited. Else [`in_turn`](Scatter::in_turn) begins it. This is the short way for most
-    /// requests of a pipeline, whose frames need not be kept.
+    /// Begins the reply to a request that only asks, if earlier requests of the connection wait and
+    /// its questions go with theirs: it needs nothing to be awaited. Else
+    /// [`in_turn`](Scatter::in_turn) begins it. This is the short way for most requests of a
+    /// pipeline, whose frames need not be kept.
     ///
     /// # Panics
     /// If another `ReplyBuilder` of the same connection lives.
@@ -356,8 +371,9 @@ impl<A: QuestionHandler> Scatter<A> {
         Some(ReplyBuilder { inner: &self.inner, queue: queue.ok()? })
     }
 
-    /// Asks and writes until nothing is due, or until what was under way is written and another call that asks waits: that one carries
-    /// on. So no call lasts for ever, however long a pipeline is.
+    /// Asks and writes until nothing is due, or until what was under way is written and another
+    /// call that asks waits: that one carries on. So no call lasts for ever, however long a
+    /// pipeline is.
     async fn carry<S: 'static>(
         &self,
         cx: &Cx<'_, S>,
@@ -421,8 +437,8 @@ impl<A: QuestionHandler> Scatter<A> {
 }
 
 impl<A: QuestionHandler> Scatter<A> {
-    /// Waits for the memory of the answer that is due, if it is a large one. Of several shards' answers only that is waited for: none
-    /// keeps memory from others that waits for more.
+    /// Waits for the memory of the answer that is due, if it is a large one. Of several shards'
+    /// answers only that is waited for: none keeps memory from others that waits for more.
     async fn reserve_for_next<S: 'static>(
         &self,
         cx: &Cx<'_, S>,
@@ -441,8 +457,8 @@ impl<A: QuestionHandler> Scatter<A> {
         reserved
     }
 
-    /// Writes due replies as the peer takes them. A long one becomes the outbox's, as far as that has room, and others are copied.
-    /// Returns the memory of those.
+    /// Writes due replies as the peer takes them. A long one becomes the outbox's, as far as that
+    /// has room, and others are copied. Returns the memory of those.
     async fn write<S: 'static>(
         &self,
         cx: &Cx<'_, S>,
@@ -475,8 +491,8 @@ impl<A: QuestionHandler> Scatter<A> {
     }
 }
 
-/// The turn of a call, which may be left replies with it. If it is dropped before it looks at them, as by a time limit, it takes them
-/// along.
+/// The turn of a call, which may be left replies with it. If it is dropped before it looks at them,
+/// as by a time limit, it takes them along.
 struct Heir<'a, A: QuestionHandler> {
     turn: Turn<'a>,
     replies: &'a Replies<A>,
@@ -499,7 +515,7 @@ impl<A: QuestionHandler> Drop for Heir<'_, A> {
     }
 }
 
-/// What is left of a request.
+/// The rest of a request.
 enum Request<'a, 'b, A: QuestionHandler, F> {
     /// It began, and its questions and those of later ones are to be asked.
     Asks(CarriedQueue<'a, 'b, A>),
@@ -507,8 +523,8 @@ enum Request<'a, 'b, A: QuestionHandler, F> {
     Waits(F),
 }
 
-/// A queue that a call carries. If a time limit drops it before its end, it leaves nothing behind for later requests to wait
-/// for, and no reply that is held.
+/// A queue that a call carries. If a time limit drops it before its end, it leaves nothing behind
+/// for later requests to wait for, and no reply that is held.
 struct CarriedQueue<'a, 'b, A: QuestionHandler> {
     place: Option<&'a RefCell<Option<Box<Queue<A>>>>>,
     held: Option<HeldReplies<'b>>,
@@ -541,7 +557,8 @@ impl<A: QuestionHandler> fmt::Debug for Scatter<A> {
     }
 }
 
-/// The replies of one connection: its session, or a part of it. It takes a few words while no reply is due.
+/// The replies of one connection: its session, or a part of it. It takes a few words while no reply
+/// is due.
 pub struct Replies<A: QuestionHandler> {
     /// `None` while no reply is due.
     queue: RefCell<Option<Box<Queue<A>>>>,
@@ -549,7 +566,8 @@ pub struct Replies<A: QuestionHandler> {
 }
 
 impl<A: QuestionHandler> Replies<A> {
-    /// True if no request and no reply waits: a reply that needs no other shard can be written at once.
+    /// True if no request and no reply waits: a reply that needs no other shard can be written at
+    /// once.
     #[inline]
     pub fn is_idle(&self) -> bool {
         self.turns.is_free()
@@ -599,7 +617,8 @@ impl<A: QuestionHandler> ReplyBuilder<'_, A> {
         self.queue.ask(shard, question, parts, (&*self.inner.answers, self.inner.shard.index()));
     }
 
-    /// Adds one [merged](Merge) answer to the reply, made of the next `answers` answers, which have to be asked for next.
+    /// Adds one [merged](Merge) answer to the reply, made of the next `answers` answers, which have
+    /// to be asked for next.
     pub fn merge(&mut self, answers: usize) {
         self.queue.merge(answers);
     }

@@ -11,8 +11,8 @@ use super::{Merge, PIECE_BYTES, QuestionHandler};
 use crate::FrameFields;
 use ringserve_server::sync::Ask;
 
-/// Bytes that may wait for one connection before it begins no other request: unsent questions, texts, and due answers.
-/// As much more is under way to other shards.
+/// Bytes that may wait for one connection before it begins no other request: unsent questions,
+/// texts, and due answers. As much more is under way to other shards.
 const QUEUE_BYTES_MAX: usize = 128 << 10;
 
 /// Parts of replies that are due, in this order.
@@ -31,13 +31,13 @@ struct Way<Q> {
     next: Box<Batch<Q>>,
 }
 
-/// What another shard is asked: its number, the number of questions, and the answers to be.
+/// Questions to another shard: its number, the number of questions, and the answers to be.
 pub(super) type ShardQuestion<Q> = (usize, usize, Ask<Box<Batch<Q>>>);
 
 /// The replies that a connection waits for.
 pub(super) struct Queue<A: QuestionHandler> {
     due: VecDeque<Due>,
-    /// How many answers, texts and merges are due.
+    /// The number of answers, texts and merges that are due.
     count: usize,
     /// One for each shard, and the bytes of answers that each may give at once.
     ways: Vec<Way<A::Question>>,
@@ -50,7 +50,7 @@ pub(super) struct Queue<A: QuestionHandler> {
     /// Written bytes and questions on their way, whose memory is kept for the next time.
     written: Vec<u8>,
     asked: Vec<ShardQuestion<A::Question>>,
-    /// What counts as held for the peer while it is waited for.
+    /// Bytes that count as held while the peer is waited for.
     held: Option<Reserved>,
 }
 
@@ -91,7 +91,8 @@ impl<A: QuestionHandler> Queue<A> {
         self.count += 1;
     }
 
-    /// Asks a shard. `here` is this shard with its index: it answers at once, as long as its answers have room.
+    /// Asks a shard. `here` is this shard with its index: it answers at once, as long as its
+    /// answers have room.
     pub(super) fn ask(
         &mut self,
         shard: usize,
@@ -154,7 +155,8 @@ impl<A: QuestionHandler> Queue<A> {
         self.ways[shard].now.as_mut().expect("it is not on its way")
     }
 
-    /// The peer is waited for, with `text` bytes in hand: what waits here counts as held for it. No request comes on top meanwhile.
+    /// The peer is waited for, with `text` bytes in hand: what waits here counts as held for it. No
+    /// request comes on top meanwhile.
     pub(super) fn hold<S: 'static>(&mut self, cx: &Cx<'_, S>, text: usize) {
         let ways = self.ways.iter().flat_map(|way| &way.now);
         let here = ways.map(|batch| batch.memory_bytes()).sum::<usize>() + text;
@@ -177,7 +179,8 @@ impl<A: QuestionHandler> Queue<A> {
         self.asked = asked;
     }
 
-    /// Due replies that are answered: up to a piece and one reply. Their memory comes back by [`wrote`](Queue::wrote).
+    /// Due replies that are answered: up to a piece and one reply. Their memory comes back by
+    /// [`wrote`](Queue::wrote).
     pub(super) fn write(&mut self) -> Vec<u8> {
         let mut text = mem::take(&mut self.written);
         while text.len() < PIECE_BYTES
@@ -234,7 +237,8 @@ impl<A: QuestionHandler> Queue<A> {
             now.get_or_insert_default().clear();
             next.clear();
         }
-        // A request that panicked, or asked for fewer answers than it merges, leaves the merge behind.
+        // A request that panicked, or asked for fewer answers than it merges, leaves the merge
+        // behind.
         self.merged = None;
         self.held = None;
         if self.due.capacity() * size_of::<Due>() > SPARE_BYTES_MAX {
@@ -249,7 +253,8 @@ impl<A: QuestionHandler> Queue<A> {
     }
 }
 
-/// Reads answers into a text: as many as `most` and a piece has room for, or one. A long one is a text by itself, and is not copied.
+/// Reads answers into a text: as many as `most` and a piece has room for, or one. A long one is a
+/// text by itself, and is not copied.
 fn read<A: QuestionHandler>(
     now: &mut Batch<A::Question>,
     most: usize,
@@ -543,7 +548,8 @@ mod tests {
         assert_eq!(carried(&mut queue), b"!1".repeat(QUEUE_BYTES_MAX / each + 1));
     }
 
-    /// What a connection holds at its worst, whatever is asked: what is under way, what waits behind it, answers, and a piece of them.
+    /// The most that a connection holds, whatever is asked: questions under way, those that wait
+    /// after them, answers, and a piece of them.
     #[test]
     fn pipeline_without_an_end_holds_a_mebibyte() {
         for shards in [1, 2, 3, 8, 64] {
@@ -589,7 +595,8 @@ mod tests {
             ask(queue, 1, 0, b"a");
             ask(queue, 0, 0, b"b");
         };
-        // Without end, so that an answer of this shard is always behind a question to the other one.
+        // Without end, so that an answer of this shard is always behind a question to the other
+        // one.
         for _ in 0..100_000 {
             asks(&mut queue);
             let mut batches: Vec<_> = queue.take().collect();

@@ -18,7 +18,7 @@ pub(super) struct Turns {
 struct Place {
     number: u64,
     waker: Option<Waker>,
-    /// What it asks may go along with what the call before it carries.
+    /// Its questions may go along with those of the call before it.
     asks: bool,
     has_begun: bool,
 }
@@ -36,7 +36,7 @@ impl Turns {
         self.line.borrow().is_empty()
     }
 
-    /// How many calls wait, or have their turn and did not begin.
+    /// The number of calls that wait, or have their turn and did not begin.
     pub(super) fn waiting(&self) -> usize {
         self.waiting.get()
     }
@@ -76,7 +76,7 @@ impl Turns {
         self.line.borrow().get(1).is_some_and(|place| place.asks)
     }
 
-    /// Has the next one look again.
+    /// Wakes the next call, which looks again.
     pub(super) fn wake_next(&self) {
         let waker = self.line.borrow_mut().get_mut(1).and_then(|place| place.waker.take());
         if let Some(waker) = waker {
@@ -86,8 +86,8 @@ impl Turns {
 }
 
 impl Turn<'_> {
-    /// Waits for the turn; or, if this call asks, until it is the next one and may go along with the call that has it. True if it
-    /// has the turn. Does not begin.
+    /// Waits for the turn; or, if this call asks, until it is the next one and may go along with
+    /// the call that has it. True if it has the turn. Does not begin.
     pub(super) async fn wait(&self, may_go_along: impl Fn() -> bool) -> bool {
         poll_fn(|task| {
             let mut line = self.turns.line.borrow_mut();

@@ -1,9 +1,10 @@
 //! A simulated kernel, which keeps the promises of io_uring and no others.
 //!
-//! Its queues, buffers, file table and operations in flight are [`ringserve_simkernel::ring`]'s; sockets, faults, schedule
-//! and oracles are here. All state of a run that is not the server's lies in [`State`], peers included, since time passes
-//! for them while the server blocks in [`Kernel::enter`]. The order of things follows Linux with `DEFER_TASKRUN`:
-//! operations are carried out when they are submitted, completions appear only within an enter, those of one
+//! Its queues, buffers, file table and operations in flight are [`ringserve_simkernel::ring`]'s;
+//! sockets, faults, schedule and oracles are here. All state of a run that is not the server's lies
+//! in [`State`], peers included, since time passes for them while the server blocks in
+//! [`Kernel::enter`]. The order of things follows Linux with `DEFER_TASKRUN`: operations are
+//! carried out when they are submitted, completions appear only within an enter, those of one
 //! operation in order, those of different ones in any.
 
 mod accept;

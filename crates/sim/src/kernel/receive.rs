@@ -44,8 +44,8 @@ impl State {
         }
     }
 
-    /// Posts a late answer to a cancel of a receive in this slot; false if there is none. Answers for one connection
-    /// come in order.
+    /// Posts a late answer to a cancel of a receive in this slot; false if there is none. Answers
+    /// for one connection come in order.
     pub(super) fn answer_late_cancels(&mut self, id: ConnId) -> bool {
         let is_one = |late: &PostedCompletion<Note>| {
             let kind = Kind::of(late.cqe.user_data);

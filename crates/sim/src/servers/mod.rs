@@ -1,5 +1,5 @@
-//! Whole servers by seed: the loop that `Server::start` runs, with its services, tasks, timers, messages, upstreams,
-//! connections passed between shards, drains and deaths.
+//! Whole servers by seed: the loop that `Server::start` runs, with its services, tasks, timers,
+//! messages, upstreams, connections passed between shards, drains and deaths.
 //!
 //! ```text
 //!   plan       the draws of a seed

@@ -12,8 +12,8 @@
 //!     Close              ◀────────▶  Close
 //! ```
 //!
-//! Both ends are a [`TransportConn`](ringserve_core::TransportConn), so the client half serves the peers of a simulation ([`PeerStream`]) and
-//! connections to upstreams.
+//! Both ends are a [`TransportConn`](ringserve_core::TransportConn), so the client half serves the
+//! peers of a simulation ([`PeerStream`]) and connections to upstreams.
 
 mod channel;
 mod client;

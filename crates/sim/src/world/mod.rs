@@ -1,7 +1,8 @@
-//! One seed: a shard, its driver and its service over the simulated kernel, from the first connection to the
-//! last buffer.
+//! One seed: a shard, its driver and its service over the simulated kernel, from the first
+//! connection to the last buffer.
 //!
-//! Its turns are those of every shard ([`Shard::turn`]); this one's lane is a service that the seed draws.
+//! Its turns are those of every shard ([`Shard::turn`]); this one's lane is a service that the seed
+//! draws.
 
 mod calls;
 mod check;

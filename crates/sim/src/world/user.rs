@@ -16,7 +16,8 @@ const PAGES_ASKED: u64 = 200;
 /// Steps of the pages of a turn, at most.
 const PAGE_STEPS_MAX: u32 = 128;
 
-/// Turns for which a source waits, at most, unless memory holds it off: each turn has a step for one of the other three.
+/// Turns for which a source waits, at most, unless memory holds it off: each turn has a step for
+/// one of the other three.
 const PAGE_TURNS_MAX: u64 = 4;
 
 /// A source of work that is done a page at a time.

@@ -45,8 +45,8 @@ pub struct Sizes {
     pub listeners: usize,
 }
 
-/// A ring whose file table holds `F`, whose completions carry a note `N` until they are reaped, and whose receives and
-/// connects keep `R` and `C` while they are in flight.
+/// A ring whose file table holds `F`, whose completions carry a note `N` until they are reaped, and
+/// whose receives and connects keep `R` and `C` while they are in flight.
 #[derive(Debug)]
 pub struct Ring<F, N, R, C> {
     sizes: Sizes,
@@ -196,8 +196,8 @@ impl<F: Copy, N, R, C> Ring<F, N, R, C> {
             || self.accepts.iter().flatten().any(Cancels::is_ending)
     }
 
-    /// Checks that the buffer ring may be replaced: no receive is armed or submitted, and no completion with a buffer waits to
-    /// be reaped.
+    /// Checks that the buffer ring may be replaced: no receive is armed or submitted, and no
+    /// completion with a buffer waits to be reaped.
     pub fn check_renewable(&self) {
         let is_receive = |op: &RawOp| matches!(op, RawOp::Receive { .. } | RawOp::ReceiveOnce { .. });
         let selects = |receive: &Operation<F, R>| !matches!(self.singles.get(&receive.id), Some(Some(_)));

@@ -196,7 +196,8 @@ impl Listeners {
         waiting.rings.retain(|other| *other != ring);
     }
 
-    /// Closes a listening socket. Returns the connections of its queue, or `None` for one that was adopted: the queue stays.
+    /// Closes a listening socket. Returns the connections of its queue, or `None` for one that was
+    /// adopted: the queue stays.
     pub(super) fn close(&mut self, listener: usize) -> Option<VecDeque<u32>> {
         self.all[listener].closed = true;
         match (self.is_adopted(listener), self.all[listener].ring()) {

@@ -184,7 +184,7 @@ fn upstreams_hear_by_the_proxy_protocol_who_the_client_is() {
     });
 }
 
-/// What a request is answered: the status, and the body.
+/// The answer to a request: the status, and the body.
 async fn asks(net: &Net, request: &str) -> std::io::Result<(String, String)> {
     asks_for(net, request, "10.0.0.1:9000").await
 }
@@ -255,7 +255,8 @@ fn state_is_told_by_http_and_changed_from_this_host_alone() {
     });
 }
 
-/// The first frames of HTTP/2 of a client that asks for `/`: the preface, SETTINGS, and HEADERS that end their stream.
+/// The first frames of HTTP/2 of a client that asks for `/`: the preface, SETTINGS, and HEADERS
+/// that end their stream.
 fn asks_by_http2(host: &str) -> Vec<u8> {
     let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
     let fields = [&[0x82, 0x86, 0x84, 0x41, host.len() as u8], host.as_bytes()].concat();

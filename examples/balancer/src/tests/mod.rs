@@ -1,4 +1,5 @@
-//! Whole balancers by seed, in virtual time, before upstreams that die, refuse, stall and come back.
+//! Whole balancers by seed, in virtual time, before upstreams that die, refuse, stall and come
+//! back.
 
 mod checks;
 mod choosing;
@@ -20,7 +21,7 @@ use crate::{Args, server};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Where the balancer connects from and listens.
+/// The address from which the balancer connects, and at which it listens.
 const HOST: [u8; 4] = [10, 0, 0, 1];
 
 struct Running {
@@ -62,7 +63,7 @@ impl Running {
     }
 }
 
-/// What an upstream does with those that come.
+/// The behaviour of an upstream towards new connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mode {
     /// It sends back what it received, and ends after its client.

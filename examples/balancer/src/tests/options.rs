@@ -1,4 +1,4 @@
-//! What the balancer is told, and what it says of what cannot be.
+//! Options of the balancer, and its errors about those that cannot be.
 
 use super::*;
 

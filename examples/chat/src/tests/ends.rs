@@ -24,7 +24,7 @@ fn slow_reader_is_told_how_many_lines_it_missed() {
                 me.send(format!("{line} {text}\n")).await?;
                 net.sleep(Duration::from_millis(10)).await;
             }
-            // There is room again: what was missed is told before this.
+            // There is room again: the number of missed lines comes before this.
             Meeting::new(&done).all(&net).await;
             net.sleep(60 * SECOND).await;
             me.send(format!("{LINES} is the last\n")).await?;
@@ -131,7 +131,7 @@ fn room_hears_of_members_that_reset_or_fall_silent() {
             Meeting::new(&here).all(&net).await;
             awaits(&mut me, "* carl left").await?;
             let mut asked = 0;
-            // An answer keeps ann, and bob hears nothing of it.
+            // An answer keeps ann, and bob receives nothing of it.
             while let Err(_elapsed) = net.timeout(3600 * SECOND, awaits(&mut me, "* bob left")).await {
                 me.send("/who\n").await?;
                 asked += 1;
@@ -172,7 +172,8 @@ fn member_that_misses_too_many_lines_is_reset() {
                 said += 1;
                 assert!(said < MISSED_MAX + 500, "mute stays");
             }
-            // Where shards stand still for long, the limit for peers that read too slowly is the first to end it, after 10 s.
+            // Where shards stand still for long, the limit for peers that read too slowly is the
+            // first to end it, after 10 s.
             assert!(said > MISSED_MAX || net.now() > 10 * SECOND, "mute left after {said} lines");
             Ok(())
         });

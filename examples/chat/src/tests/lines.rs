@@ -1,8 +1,8 @@
-//! What members say, and who hears it.
+//! Lines of members, and who receives them.
 
 use super::*;
 
-/// What a member heard of the others, each of which counts its lines.
+/// The lines that a member received of the others, each of which counts its lines.
 struct Heard {
     me: usize,
     lines: BTreeMap<usize, usize>,
@@ -63,7 +63,7 @@ fn each_line_reaches_each_other_member_once_in_order() {
                         }
                         assert!(net.now() - said_all < SOON, "m{n} heard {:?}", heard.lines);
                     }
-                    // Nothing comes twice later, and a member that leaves is told of.
+                    // Nothing comes twice later, and it is announced that a member leaves.
                     net.sleep(60 * SECOND).await;
                     me.send("/quit\n").await?;
                     loop {

@@ -58,7 +58,7 @@ async fn enters(net: &Net, addr: SocketAddr, name: &str) -> io::Result<ClientStr
     Ok(me)
 }
 
-/// Where members wait for each other. One that gives up is waited for no more.
+/// A place where members wait for each other. One that gives up is waited for no more.
 struct Meeting {
     missing: Rc<Cell<usize>>,
     is_there: bool,

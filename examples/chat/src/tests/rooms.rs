@@ -195,7 +195,7 @@ fn commands_do_what_they_say() {
             asks(&mut me, "/who", &format!("* {longest} is in {longest}")).await?;
             asks(&mut me, "/name Zoë_1-2  \r", "* you are called Zoë_1-2 now").await?;
             asks(&mut me, "/leave", "* you are in lobby now").await?;
-            // A member hears no line that it said, and an empty one is none.
+            // A member receives no line that it sent, and an empty one is none.
             asks(&mut me, "hello\n\n\r\n/who ", "* Zoë_1-2 is in lobby").await?;
             asks(&mut me, "/join lobby", "* you are in lobby now").await?;
             asks(&mut me, "/who", "* Zoë_1-2 is in lobby").await?;
@@ -237,7 +237,7 @@ fn who_tells_the_members_of_all_shards() {
                     assert!(expected.remove(&line) || !line.contains(" is in "), "{line}");
                 }
                 Meeting::new(&asked).all(&net).await;
-                // Members that left in whatever way are told no more.
+                // Members that left in whatever way are listed no longer.
                 if n > 0 {
                     match n % 4 {
                         0 => me.reset(),
@@ -301,7 +301,7 @@ fn metrics_are_those_of_all_shards() {
                 assert!(page.starts_with("HTTP/1.1 200 "), "{page}");
                 assert!(page.contains(expected), "{expected} is not in {page}");
                 drop(me);
-                // The server hears of the end.
+                // The server learns of the end.
                 net.sleep(10 * SECOND).await;
             }
             Meeting::new(&done).comes();

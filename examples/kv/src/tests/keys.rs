@@ -124,7 +124,8 @@ fn answers_of_keys_that_nobody_reads_count_as_held() {
                 let mut me = Redis::connect(&net, addr).await?;
                 me.0.send("keys *\r\n").await?;
                 net.sleep(15 * SECOND).await;
-                // Before the limits for peers that take nothing end it. A reply without its end was cut off, and is not held.
+                // Before the limits for peers that take nothing end it. A reply without its end was
+                // cut off, and is not held.
                 match me.reply().await {
                     Ok(reply) if reply.starts_with('[') => answers.set(answers.get() + 1),
                     Ok(reply) => assert_eq!(reply, "-TRYAGAIN memory is used up"),

@@ -324,7 +324,8 @@ fn times_since_1970_go_by_the_wall_and_spans_by_the_shard() {
             ("pttl k", ":100007"),
         ]);
     }
-    // An hour forward: what was set ends when it was to end, and what names a time means the new one.
+    // An hour forward: what was set ends when it was to end, and what names a time means the new
+    // one.
     lab.set_by.set(3_600_000);
     lab.check(&[
         ("time", "*2 $10 1000004600 $1 0"),
@@ -425,7 +426,7 @@ fn each_number_may_be_as_large_as_a_client_writes_it() {
             let expected =
                 if command == "scan" && expected == none { "-ERR invalid cursor" } else { expected };
             assert_eq!(lab.ask(&format!("{command} {number}")), expected, "{command} {number}");
-            // Whatever it did can be told.
+            // Whatever it did can be reported.
             for asks in ["ttl k", "pttl k", "expiretime k", "pexpiretime k"] {
                 assert!(lab.ask(asks).starts_with(':'), "{asks} after {command} {number}");
             }
@@ -539,7 +540,7 @@ fn old_values_are_told_by_what_replaces_them() {
     ]);
 }
 
-/// What a walk finds, how many parts it took, and what `between` does to the store there.
+/// The keys that a walk finds, and the number of its parts. `between` changes the store after each.
 fn walked(lab: &mut Lab, query: &[u8], mut between: impl FnMut(&mut Store)) -> (Vec<String>, usize) {
     let line = frame(query);
     let Ok(Cut::Frame { head, .. }) = Resp::new(1 << 20).cut(&mut (), &line, 0) else { panic!("no request") };

@@ -1,4 +1,5 @@
-//! Whole servers by seed, in virtual time: with several shards, many connections, and what a network does to them.
+//! Whole servers by seed, in virtual time: with several shards, many connections, and what a
+//! network does to them.
 
 mod keys;
 mod model;

@@ -11,8 +11,9 @@ const UNIX_START: i64 = super::UNIX_START.as_millis() as i64;
 /// No reply takes longer, and no key ends sooner.
 const BATCH_MILLIS: u64 = 60_000;
 
-/// What the server should hold of one client's keys. Times are virtual milliseconds. A command ran at some time between its
-/// sending and its reply, so an end is known to lie between two times.
+/// The state that the server should hold of one client's keys. Times are virtual milliseconds. A
+/// command ran at some time between its sending and its reply, so an end is known to lie between
+/// two times.
 #[derive(Default)]
 struct Model {
     keys: BTreeMap<String, (String, Option<(i64, i64)>)>,
@@ -34,7 +35,8 @@ fn end_of(unit: &str, time: i64, span: Span) -> (i64, i64) {
 }
 
 impl Model {
-    /// Forgets keys that came to their end before `now`, and tells until when to wait for those that are about to.
+    /// Forgets keys that came to their end before `now`, and tells until when to wait for those
+    /// that are about to.
     fn pass(&mut self, now: i64) -> Option<i64> {
         self.keys.retain(|_, (_, end)| end.is_none_or(|(_, last)| last >= now));
         let ends = self.keys.values().filter_map(|(_, end)| *end);
@@ -236,7 +238,8 @@ impl Chance<'_> {
         }
     }
 
-    /// A time for a command or an option: far enough that it does not come within a batch, or long past.
+    /// A time for a command or an option: far enough that it does not come within a batch, or long
+    /// past.
     fn time(&self, unit: &str) -> String {
         let seconds = [100, 1_000, 3_600, 86_400, 30 * 86_400][self.of(5) as usize] as i64;
         let unix = UNIX_START + self.net.now().as_millis() as i64;

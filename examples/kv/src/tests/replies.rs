@@ -82,7 +82,8 @@ fn large_values_are_copied_as_there_is_memory_for_them() {
                 assert_eq!(me.reply().await?, "+OK");
             }
             is_there.set(true);
-            // No client is closed before it is found which read nothing: no more is copied than there is memory for.
+            // No client is closed before it is found which read nothing: no more is copied than
+            // there is memory for.
             for _ in 0..15 {
                 net.sleep(SECOND / 10).await;
                 assert_eq!(server.stats().counters.closed_for(CloseReason::MemoryLimit), 0);
@@ -93,7 +94,7 @@ fn large_values_are_copied_as_there_is_memory_for_them() {
                 held > shards * HELD_BYTES_MAX / 4,
                 "{held} bytes held of {shards} times {HELD_BYTES_MAX}"
             );
-            // Who reads has its answer, or hears that there is no memory.
+            // A client that reads has its answer, or the error that there is no memory.
             net.sleep(10 * SECOND).await;
             me.0.send("mget k0 k1 k3\r\n").await?;
             assert_eq!(me.0.line().await?.as_deref(), Some("*3"));

@@ -7,7 +7,8 @@ use ringserve::testing::Faults;
 
 use super::*;
 
-/// A server of two shards with room for that many requests to each, and names of keys by their shards.
+/// A server of two shards with room for that many requests to each, and names of keys by their
+/// shards.
 fn two_shards(sim: &Sim, requests_max: usize) -> (SimServer, [String; 2]) {
     let args = Args::parse_from(["kv"]);
     let keyer = keyer_of(sim.random(), sim.random());

@@ -15,7 +15,7 @@ impl Store {
     }
 }
 
-/// Gives a key a value, and an end if one is told.
+/// Gives a key a value, and an end if one is given.
 fn put(store: &mut Store, key: &[u8], value: &[u8], end: Option<u64>) {
     let spans = [(0, value.len() as u32)];
     store.put(key, FrameFields::new(value, &spans), 0, end);

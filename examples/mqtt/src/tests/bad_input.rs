@@ -1,4 +1,4 @@
-//! What breaks the protocol, and how it is answered.
+//! Packets that break the protocol, and the answers.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn connect(version: u8) -> Vec<u8> {
     Hello::new(version, "bad").bytes()
 }
 
-/// What a broker answers to these bytes, up to the end of the connection.
+/// The answer of a broker to these bytes, up to the end of the connection.
 fn answer_to(bytes: Vec<u8>) -> Vec<u8> {
     let answered = Rc::new(RefCell::new(Vec::new()));
     let answer = answered.clone();
@@ -186,7 +186,7 @@ fn packet_that_is_wrong_ends_the_connection_with_its_code() {
     }
 }
 
-/// What is the rest of a packet in version 5 is behind the end of one in 3.1.1.
+/// Bytes that belong to a packet in version 5 lie after the end of one in 3.1.1.
 #[test]
 fn codes_and_properties_of_version_5_are_too_much_for_version_3() {
     for (what, bytes) in [

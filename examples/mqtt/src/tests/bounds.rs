@@ -1,4 +1,4 @@
-//! What a broker keeps at most, and the end of a server.
+//! Bounds of what a broker keeps, and the end of a server.
 
 use super::*;
 
@@ -72,7 +72,8 @@ fn retained_messages_beyond_the_bound_are_refused() {
                 refused(version, "d", "x").await?;
                 refused(version, "c", &"x".repeat(5000)).await?;
             }
-            // Others are handed out, one of the same size is replaced, and one that is cleared makes room.
+            // Others are handed out, one of the same size is replaced, and one that is cleared
+            // makes room.
             me.publishes(2, "d", "x").await?;
             me.publishes(3, "c", &"x".repeat(4000 - 128)).await?;
             me.publishes(3, "a", "").await?;
@@ -177,7 +178,8 @@ fn messages_that_wait_are_bounded_and_the_first_ones_stay() {
                 assert_eq!(writer.publishes(2, "t", &format!("{n:100}")).await?, 0);
             }
             let (mut reader, _) = hello.connects(&net, addr).await?;
-            // Each has a topic of 1 byte, a payload of 100, and 128 more; the filter counts for 257.
+            // Each has a topic of 1 byte, a payload of 100, and 128 more; the filter counts for
+            // 257.
             for n in 0..(3000 - 257) / 229 {
                 assert_eq!(reader.hears().await?.payload.trim(), n.to_string());
             }
@@ -329,7 +331,8 @@ fn retained_messages_give_their_room_back_at_their_expiry() {
             }
             assert!((3..=3 * shards).contains(&kept), "{kept} kept");
             net.sleep(60 * SECOND).await;
-            // As many as before, on the same shards; of one that is published again the last end counts.
+            // As many as before, on the same shards; of one that is published again the last end
+            // counts.
             let (mut me, _) = Hello::new(5, "me").connects(&net, addr).await?;
             for n in 0..kept {
                 assert!(publish(&mut me, &format!("t{n}"), Some(5)).await?, "t{n}");

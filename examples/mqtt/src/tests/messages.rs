@@ -1,4 +1,5 @@
-//! Who hears what: fan-out over shards, options of subscriptions, retained messages, slow readers.
+//! Receivers of messages: fan-out over shards, options of subscriptions, retained messages, slow
+//! readers.
 
 use super::*;
 
@@ -67,7 +68,7 @@ fn retained_message_comes_to_each_later_subscriber_once() {
                 writer.publishes(flags, topic, payload).await?;
             }
             writer.pings().await?;
-            // What was told to other shards with QoS 0 takes a moment.
+            // A message of QoS 0 to other shards takes a moment.
             net.sleep(SECOND).await;
             for (n, version, options, expected) in [
                 (0, 4, 1, vec![("a/x", "2", 1), ("a/y", "zero", 0)]),
@@ -94,7 +95,8 @@ fn retained_message_comes_to_each_later_subscriber_once() {
                 net.sleep(SECOND).await;
                 me.pings().await?;
                 assert_eq!(me.unread, []);
-                // One that hears it as it is published is not told that it is retained, unless it asks for that.
+                // A message that comes as it is published has no retain flag, unless the client
+                // asks for that.
                 me.subscribes(&[("live", if version == 5 { 8 } else { 0 }), ("live/plain", 0)]).await?;
                 me.publishes(1, if n == 0 { "live/plain" } else { "live" }, "x").await?;
                 assert_eq!(me.hears().await?.retain, n > 0);

@@ -40,7 +40,7 @@ fn text(text: impl AsRef<[u8]>) -> Vec<u8> {
     [&(text.as_ref().len() as u16).to_be_bytes()[..], text.as_ref()].concat()
 }
 
-/// What a client says in its CONNECT.
+/// The CONNECT of a client.
 #[derive(Clone)]
 struct Hello {
     version: u8,
@@ -195,7 +195,8 @@ impl Client {
         body
     }
 
-    /// Publishes with these flags: twice the QoS, and 1 if it is retained. With QoS 1 waits for the answer, and returns its code.
+    /// Publishes with these flags: twice the QoS, and 1 if it is retained. With QoS 1 waits for the
+    /// answer, and returns its code.
     async fn publishes(&mut self, flags: u8, topic: &str, payload: &str) -> io::Result<u8> {
         let body = self.message(topic, payload, flags >> 1, &[]);
         self.stream.send(packet(0x30 | flags, &body)).await?;

@@ -84,7 +84,7 @@ fn kept_session_sends_what_came_until_it_is_acknowledged() {
             assert!(!is_present);
             reader.subscribes(&[("t/+", 1), ("z", 0)]).await?;
             reader.disconnects().await?;
-            // The home of the session hears of the end.
+            // The home of the session learns of the end.
             net.sleep(SECOND).await;
             let (mut writer, _) = Hello::new(version, "writer").connects(&net, addr).await?;
             for n in 0..5 {
@@ -166,7 +166,8 @@ fn session_ends_when_its_time_is_over() {
                 me.stream.closed().await?;
                 net.sleep(SECOND).await;
                 assert!(!hello.connects(&net, addr).await?.1);
-                // And not begin one: this one ends with its connection, and what asks for another end is no goodbye.
+                // And not begin one: this one ends with its connection, and what asks for another
+                // end is no goodbye.
                 let short = Hello { properties: vec![], ..hello.clone() };
                 let (mut me, _) = short.connects(&net, addr).await?;
                 me.stream.send(packet(0xE0, &[0, 5, 0x11, 0, 0, 0, 9])).await?;

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What a client hears until nothing more comes: topic, payload, and whether it is retained.
+/// The messages of a client until nothing more comes: topic, payload, and whether it is retained.
 async fn all_heard(net: &Net, me: &mut Client) -> io::Result<Vec<(String, String, bool)>> {
     net.sleep(SECOND).await;
     me.pings().await?;
@@ -40,7 +40,8 @@ fn topics_are_compared_byte_by_byte() {
         let addr = starts(sim, &[]).addr();
         sim.client("all", async move |net| {
             let (mut me, _) = Hello::new(4, "me").connects(&net, addr).await?;
-            // A mark of byte order, letters with an accent inside and behind them, and in both cases.
+            // A mark of byte order, letters with an accent inside and behind them, and in both
+            // cases.
             let topics = ["\u{FEFF}a", "a", "A", "\u{E9}", "e\u{301}", "/a", "a/", " a"];
             for topic in topics {
                 assert_eq!(me.subscribes(&[(topic, 0)]).await?, [0]);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A client that hears all wills.
+/// A client that receives all wills.
 async fn heir(net: &Net, addr: SocketAddr) -> io::Result<Client> {
     let (mut heir, _) = Hello::new(5, "heir").connects(net, addr).await?;
     heir.subscribes(&[("wills/#", 1)]).await?;

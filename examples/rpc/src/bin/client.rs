@@ -52,7 +52,8 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
         call.insert("id".to_owned(), Value::from(id));
         frames.extend(frame(&serde_json::to_vec(&call)?)?);
     }
-    // While replies are read: a server does not take requests for ever from a peer that takes no replies.
+    // While replies are read: a server does not take requests for ever from a peer that takes no
+    // replies.
     let mut requests = stream.try_clone()?;
     thread::spawn(move || requests.write_all(&frames));
     let mut code = ExitCode::SUCCESS;

@@ -1,4 +1,5 @@
-//! CPU for a message that goes out to a nats-server and comes back, of this process alone: `async-nats SERVER MESSAGES`.
+//! CPU for a message that goes out to a nats-server and comes back, of this process alone:
+//! `async-nats SERVER MESSAGES`.
 
 use std::fs;
 

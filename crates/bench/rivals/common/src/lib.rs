@@ -23,8 +23,8 @@ pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// kernel limits it.
 pub const BACKLOG: i32 = 4096;
 
-/// Submissions that fit in the ring of a library on io_uring: one for each of 4096 connections, so that a
-/// full ring is never what holds it back.
+/// Submissions that fit in the ring of a library on io_uring: one for each of 4096 connections, so
+/// that a full ring is never what holds it back.
 pub const RING_ENTRIES: u32 = 4096;
 
 /// The units that a server echoes.

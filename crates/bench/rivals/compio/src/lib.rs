@@ -25,8 +25,8 @@ pub fn run(
         let listener = TcpListener::from_std(common::listen_blocking(address)?)?;
         common::announce(listener.local_addr()?)?;
         loop {
-            // If it fails, out of descriptors, the next try is another round through the ring, in which
-            // connections can end.
+            // If it fails, out of descriptors, the next try is another round through the ring, in
+            // which connections can end.
             if let Ok((stream, _)) = listener.accept().await {
                 match mode {
                     Mode::Raw => compio::runtime::spawn(async move { raw(stream).await }).detach(),

@@ -15,8 +15,8 @@ async fn main() -> io::Result<()> {
     let (mode, address) = common::arguments();
     let listener = common::listen(address)?;
     common::announce(listener.local_addr()?)?;
-    // Reading stops at the high mark, which has to be above the longest line; for bytes it is the size of a
-    // buffer, which is also the default.
+    // Reading stops at the high mark, which has to be above the longest line; for bytes it is the
+    // size of a buffer, which is also the default.
     let high = match mode {
         Mode::Raw => BUFFER_BYTES,
         Mode::Lines => 2 * LINE_BYTES_MAX,

@@ -14,8 +14,8 @@ fn main() -> io::Result<()> {
     let listener = common::listen_blocking(address)?;
     let address = listener.local_addr()?;
     let mut ring = tokio_uring::uring_builder();
-    // One thread submits, and completions need not interrupt it. Not `setup_defer_taskrun`: the library waits
-    // with epoll on the ring, not in it.
+    // One thread submits, and completions need not interrupt it. Not `setup_defer_taskrun`: the
+    // library waits with epoll on the ring, not in it.
     ring.setup_single_issuer().setup_coop_taskrun();
     tokio_uring::builder().entries(RING_ENTRIES).uring_builder(&ring).start(async move {
         let listener = TcpListener::from_std(listener);
@@ -26,8 +26,8 @@ fn main() -> io::Result<()> {
                     Mode::Raw => drop(tokio_uring::spawn(raw(stream))),
                     Mode::Lines => drop(tokio_uring::spawn(lines(stream))),
                 },
-                // Out of descriptors. The next try is another round through the ring, in which connections
-                // can end.
+                // Out of descriptors. The next try is another round through the ring, in which
+                // connections can end.
                 Err(_) => tokio_uring::no_op().await?,
             }
         }

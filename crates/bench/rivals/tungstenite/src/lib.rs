@@ -66,7 +66,8 @@ async fn one_by_one(socket: &mut WebSocketStream<TcpStream>) -> Result<(), Error
 async fn batched(socket: &mut WebSocketStream<TcpStream>) -> Result<(), Error> {
     while let Some(message) = socket.next().await {
         let mut message = Some(message?);
-        // Asks for messages without waiting for them. The loop above asks again, with a waker, for one that was not there.
+        // Asks for messages without waiting for them. The loop above asks again, with a waker, for
+        // one that was not there.
         while let Some(answered) = message {
             if has_payload(&answered) {
                 socket.feed(answered).await?;

@@ -114,7 +114,8 @@ impl Memory {
 
 /// A private zeroed mapping of at least `bytes`.
 fn map(bytes: usize) -> io::Result<NonNull<u8>> {
-    // SAFETY: a new anonymous mapping at an address that the kernel chooses touches no other memory.
+    // SAFETY: a new anonymous mapping at an address that the kernel chooses touches no other
+    // memory.
     let address: *mut c_void = unsafe {
         mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
     };

@@ -31,7 +31,8 @@ fn a_frame_waits_for_one_batch_of_each_other_connection() {
             break;
         }
     }
-    // Those that had a batch in the turn in which it came are behind it, those that had none are before it.
+    // Those that had a batch in the turn in which it came are behind it, those that had none are
+    // before it.
     assert!(handed.len() <= (500 + 256) * 16, "{} calls before it", handed.len());
     for id in ids {
         let batches = handed.iter().filter(|of| **of == id).count();
@@ -39,9 +40,10 @@ fn a_frame_waits_for_one_batch_of_each_other_connection() {
     }
 }
 
-/// The most frames of 500 peers without an end between two of a peer that asks one by one, where each call takes `call`, and the
-/// batches of the others at the end. An answer and the next question take one turn. The first questions are left out, in which the
-/// shard learns what calls take.
+/// The most frames of 500 peers without an end between two of a peer that asks one by one, where
+/// each call takes `call`, and the batches of the others at the end. An answer and the next
+/// question take one turn. The first questions are left out, in which the shard learns what calls
+/// take.
 fn most_frames_between_two_of_a_calm_peer(call: Duration) -> (usize, usize) {
     let (mut shard, mut ids) = with_connections(501, Limits::default());
     let calm = ids.pop().unwrap();

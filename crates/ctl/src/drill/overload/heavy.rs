@@ -18,7 +18,8 @@ use super::rows::{Bar, Outcome, Row};
 use super::server::PEAK_MAX_MIB;
 use crate::client::Failure;
 
-/// Peers that ask for a MiB each and read nothing: together more than the 64 MiB that the shard may hold.
+/// Peers that ask for a MiB each and read nothing: together more than the 64 MiB that the shard may
+/// hold.
 const READERS: usize = 96;
 
 /// The most that the kernel holds for a peer that does not read.

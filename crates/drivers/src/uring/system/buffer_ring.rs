@@ -9,9 +9,9 @@ use ringserve_buf::KernelSide;
 
 /// A page-aligned mapping of `entries` entries, the first of which also holds the tail.
 ///
-/// The kernel pins its pages when it is registered and reads entries between its own head and the tail.
-/// Invariants: `base` is a live mapping of `entries` entries for as long as this lives; `entries` is a power of
-/// two; this is the only thing in the process that writes to it.
+/// The kernel pins its pages when it is registered and reads entries between its own head and the
+/// tail. Invariants: `base` is a live mapping of `entries` entries for as long as this lives;
+/// `entries` is a power of two; this is the only thing in the process that writes to it.
 pub(super) struct BufferRing {
     base: NonNull<BufRingEntry>,
     entries: u16,
@@ -54,9 +54,9 @@ impl BufferRing {
     pub(super) fn provide(&mut self, side: &KernelSide, buffer: u16) {
         let address = side.address(buffer);
         let index = usize::from(self.tail & (self.entries - 1));
-        // SAFETY: index is below entries, so this is inside the mapping (invariant); the mapping is zeroed or holds
-        // what was written here, both valid entries; the kernel reads only entries before the tail, and this one
-        // is at it, since at most `entries` are in the ring.
+        // SAFETY: index is below entries, so this is inside the mapping (invariant); the mapping is
+        // zeroed or holds what was written here, both valid entries; the kernel reads only entries
+        // before the tail, and this one is at it, since at most `entries` are in the ring.
         let entry = unsafe { self.base.add(index).as_mut() };
         entry.set_addr(address as u64);
         entry.set_len(self.buffer_bytes);
@@ -64,8 +64,9 @@ impl BufferRing {
         self.tail = self.tail.wrapping_add(1);
         // SAFETY: the base is valid and its first entry initialised (zeroed by mmap).
         let tail = unsafe { BufRingEntry::tail(self.base.as_ptr()) };
-        // SAFETY: the tail is two aligned bytes inside the mapping that both sides access atomically: setting the
-        // first entry writes its address, length and id only, which lie before it.
+        // SAFETY: the tail is two aligned bytes inside the mapping that both sides access
+        // atomically: setting the first entry writes its address, length and id only, which lie
+        // before it.
         let tail = unsafe { AtomicU16::from_ptr(tail.cast_mut()) };
         tail.store(self.tail, Ordering::Release);
     }
@@ -73,8 +74,9 @@ impl BufferRing {
 
 impl Drop for BufferRing {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length. The kernel's own pin on the pages keeps them from being used
-        // otherwise while it still reads them, so it can never take other memory for entries.
+        // SAFETY: mapped in `new` with this length. The kernel's own pin on the pages keeps them
+        // from being used otherwise while it still reads them, so it can never take other memory
+        // for entries.
         unsafe { libc::munmap(self.base.as_ptr().cast(), Self::bytes(self.entries)) };
     }
 }

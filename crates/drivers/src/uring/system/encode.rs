@@ -21,9 +21,9 @@ static RESET_ON_CLOSE: libc::linger = libc::linger { l_onoff: 1, l_linger: 0 };
 
 /// Memory that entries point to until the kernel has consumed them (`IORING_FEAT_SUBMIT_STABLE`).
 ///
-/// Invariants: what belongs to an entry is written only before the entry is pushed, and again only when the
-/// queue place it was written for comes around, which is after it was consumed; iovec blocks are reused, and addresses
-/// freed, only when the queue is empty. Boxes are never replaced.
+/// Invariants: what belongs to an entry is written only before the entry is pushed, and again only
+/// when the queue place it was written for comes around, which is after it was consumed; iovec
+/// blocks are reused, and addresses freed, only when the queue is empty. Boxes are never replaced.
 pub(super) struct Staging {
     /// By place in the submission queue.
     descriptors: Box<[i32]>,

@@ -26,8 +26,9 @@ impl SystemKernel {
         let mut flags = self.enter_flags();
         flags.set(EnterFlags::EXT_ARG, args.is_some());
         let queued = self.ring.submission().len() as u32;
-        // SAFETY: the argument, if there is one, is a getevents argument, as EXT_ARG says, and lives, like the time it
-        // points to, until the call returns. What the submitted entries point to is valid by the invariants of `system`.
+        // SAFETY: the argument, if there is one, is a getevents argument, as EXT_ARG says, and
+        // lives, like the time it points to, until the call returns. What the submitted entries
+        // point to is valid by the invariants of `system`.
         let entered = unsafe { self.ring.submitter().enter(queued, wait_for, flags.bits(), args.as_ref()) };
         let left = self.ring.submission().len() as u32;
         self.consumed = self.pushed.wrapping_sub(left);

@@ -1,23 +1,27 @@
-//! The kernel half of the io_uring driver: entries, memory, system calls. All `unsafe` of this crate is here, but for
-//! single calls in `shared` (socket options, limits of the process, its allocator, the clock).
+//! The kernel half of the io_uring driver: entries, memory, system calls. All `unsafe` of this
+//! crate is here, but for single calls in `shared` (socket options, limits of the process, its
+//! allocator, the clock).
 //!
 //! The invariants that make it sound, on which each `SAFETY` comment below relies:
 //!
-//! 1. A batch is owned by [`SystemKernel::sends`] from before its entry is pushed until its completion was
-//!    reaped, and is not touched in between; if a completion never comes it is leaked.
-//! 2. Headers, iovecs, addresses and descriptor arrays live in [`Staging`], at least until their entry is consumed.
-//! 3. Receive buffers are lent (see [`KernelSide`]) from before they are provided until the kernel named them
-//!    as used up in a completion, or until no receive is in flight and the buffer ring is unregistered. The
-//!    bookkeeping half ends a loan only through a completion reaped here, or after `renew_buffer_ring`; only this crate can
-//!    make it do so.
-//! 4. The word the wake-up read writes to, and the byte that all probes write to, are boxed, read by no code here, and freed
-//!    only when nothing is in flight.
-//! 5. The time that entries of the timeout operation name is boxed, and read by the kernel in the call that consumes
-//!    them alone.
-//! 6. A block is owned by [`SystemKernel::blocks`] from before its entry is pushed until its completion, which no other operation
-//!    shares its name with, was reaped, and is not touched in between; its memory stays where it is. If a completion never comes
-//!    it is leaked.
-//! 7. A descriptor in [`DescriptorSet`] is open and has no other owner; it leaves the set when a close of it is pushed.
+//! 1. A batch is owned by [`SystemKernel::sends`] from before its entry is pushed until its
+//!    completion was reaped, and is not touched in between; if a completion never comes it is
+//!    leaked.
+//! 2. Headers, iovecs, addresses and descriptor arrays live in [`Staging`], at least until their
+//!    entry is consumed.
+//! 3. Receive buffers are lent (see [`KernelSide`]) from before they are provided until the kernel
+//!    named them as used up in a completion, or until no receive is in flight and the buffer ring
+//!    is unregistered. The bookkeeping half ends a loan only through a completion reaped here, or
+//!    after `renew_buffer_ring`; only this crate can make it do so.
+//! 4. The word the wake-up read writes to, and the byte that all probes write to, are boxed, read
+//!    by no code here, and freed only when nothing is in flight.
+//! 5. The time that entries of the timeout operation name is boxed, and read by the kernel in the
+//!    call that consumes them alone.
+//! 6. A block is owned by [`SystemKernel::blocks`] from before its entry is pushed until its
+//!    completion, which no other operation shares its name with, was reaped, and is not touched in
+//!    between; its memory stays where it is. If a completion never comes it is leaked.
+//! 7. A descriptor in [`DescriptorSet`] is open and has no other owner; it leaves the set when a
+//!    close of it is pushed.
 
 mod buffer_ring;
 mod encode;
@@ -118,8 +122,8 @@ impl Uring<SystemKernel> {
     /// Creates a ring, which belongs to this thread, for connections from `listeners`, which are
     /// numbered in order. A listener that was not adopted may be blocking or non-blocking.
     ///
-    /// Locks about 64 bytes for each submission entry, 16 for each completion entry and each buffer, and uses 8
-    /// for each connection; receive memory is taken later, as it is needed.
+    /// Locks about 64 bytes for each submission entry, 16 for each completion entry and each
+    /// buffer, and uses 8 for each connection; receive memory is taken later, as it is needed.
     ///
     /// # Errors
     /// Names the cause and the fix.
@@ -205,8 +209,9 @@ impl SystemKernel {
     #[inline]
     fn push(&mut self, entry: Entry, user_data: u64) {
         let entry = entry.user_data(user_data);
-        // SAFETY: each constructor in `encode` names what its pointers need; `submit` with what it calls, `is_bound` and
-        // `finish_all` give it, by invariants 1, 2, 4, 5 and 6 of this module.
+        // SAFETY: each constructor in `encode` names what its pointers need; `submit` with what it
+        // calls, `is_bound` and `finish_all` give it, by invariants 1, 2, 4, 5 and 6 of this
+        // module.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         assert!(pushed.is_ok(), "the submission queue had room");
         self.pushed = self.pushed.wrapping_add(1);

@@ -2,8 +2,8 @@
 
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 
-/// A set of open descriptors that belong to the owner of the set. One bit for each number, since numbers are
-/// small and dense.
+/// A set of open descriptors that belong to the owner of the set. One bit for each number, since
+/// numbers are small and dense.
 pub(super) struct DescriptorSet {
     words: Vec<u64>,
 }
@@ -56,7 +56,8 @@ impl DescriptorSet {
     pub(super) fn close_all(&mut self) {
         for (index, word) in std::mem::take(&mut self.words).into_iter().enumerate() {
             for bit in (0..64).filter(|bit| word >> bit & 1 == 1) {
-                // SAFETY: it was a member of the set, so it is open and this side's alone; the set is empty now.
+                // SAFETY: it was a member of the set, so it is open and this side's alone; the set
+                // is empty now.
                 drop(unsafe { OwnedFd::from_raw_fd((index * 64 + bit) as i32) });
             }
         }

@@ -135,9 +135,9 @@ pub(super) fn renew(ring: &IoUring, old: &BufferRing, group: u16) -> io::Result<
 }
 
 fn register(ring: &IoUring, buffers: &BufferRing, group: u16) -> io::Result<()> {
-    // SAFETY: the mapping is page aligned and `entries` long. The kernel pins its pages, and addresses in entries
-    // are buffers that stay lent until the kernel named them in a completion or the ring finished (see
-    // `SystemKernel`).
+    // SAFETY: the mapping is page aligned and `entries` long. The kernel pins its pages, and
+    // addresses in entries are buffers that stay lent until the kernel named them in a completion
+    // or the ring finished (see `SystemKernel`).
     unsafe { ring.submitter().register_buf_ring_with_flags(buffers.address(), buffers.entries(), group, 0) }
 }
 
@@ -154,8 +154,8 @@ fn retried<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 
 /// Allows everything the driver does, and the planned use of more buffer rings.
 fn restrictions() -> Vec<Restriction> {
-    /// Register operations by their numbers in `linux/io_uring.h`: unregister files, register and unregister
-    /// eventfd, register and unregister a buffer ring, synchronous cancel.
+    /// Register operations by their numbers in `linux/io_uring.h`: unregister files, register and
+    /// unregister eventfd, register and unregister a buffer ring, synchronous cancel.
     const REGISTER: [u8; 6] = [3, 4, 5, 22, 23, 24];
     let operations = [
         opcode::Nop::CODE,

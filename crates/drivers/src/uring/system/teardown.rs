@@ -16,7 +16,8 @@ const FINISH_TIME: Duration = Duration::from_secs(1);
 const FINISH_ROUNDS: usize = 1000;
 
 impl SystemKernel {
-    /// Cancels everything, waits for it within the bound, and gives the buffers back. False if something is left.
+    /// Cancels everything, waits for it within the bound, and gives the buffers back. False if
+    /// something is left.
     pub(super) fn finish_all(&mut self, side: &mut KernelSide) -> bool {
         let deadline = now() + FINISH_TIME;
         for _ in 0..FINISH_ROUNDS {

@@ -251,7 +251,8 @@ fn ring_gets_more_buffers_when_empty_and_fewer_when_quiet() {
     assert_eq!(rig.kernel().provided.len(), 32);
 }
 
-/// A connection that receives into a block, which has 3 bytes and room for 100, of which 50 may come.
+/// A connection that receives into a block, which has 3 bytes and room for 100, of which 50 may
+/// come.
 fn filling(rig: &mut Rig, generation: u64) -> ConnId {
     let id = rig.adopted(1, generation);
     rig.ring.submit(Op::ReceiveInto { id, block: block(), most: 50 });
