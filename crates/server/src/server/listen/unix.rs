@@ -160,7 +160,7 @@ impl Place<'_> {
         }
     }
 
-    /// Removes the file if nobody listens at it.
+    /// Removes the file if no process listens at it.
     fn holder_of_file(&self, addr: &SockAddr) -> Result<Found, Error> {
         let failed = |error| self.failed(self.explained(error));
         match fs::symlink_metadata(self.path) {
