@@ -19,7 +19,8 @@ pub fn this_thread() -> u32 {
     gettid().as_raw_nonzero().get().unsigned_abs()
 }
 
-/// The times of a thread of this process. `None` if it ended, or the kernel does not count (`CONFIG_SCHED_INFO`).
+/// The times of a thread of this process. `None` if it ended, or the kernel does not count
+/// (`CONFIG_SCHED_INFO`).
 pub fn time_of(thread: u32) -> Option<ThreadTimes> {
     ThreadTimes::read(&ThreadTimes::file(thread)?)
 }
@@ -36,8 +37,8 @@ pub fn run_on(cpus: &[usize]) -> std::io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// True if a control group bounds the CPU time of this process. Then pinning would be wrong: twenty containers
-/// with a quota of one CPU each would all sit on the first ones.
+/// True if a control group bounds the CPU time of this process. Then pinning would be wrong: twenty
+/// containers with a quota of one CPU each would all sit on the first ones.
 pub fn has_quota() -> bool {
     cpu_quota(&MachineFiles::here()).is_some()
 }

@@ -1,4 +1,5 @@
-//! The macros of `tracing`, each guarded: a subscriber that panics is not the end of a shard. And a limit of lines a second.
+//! The macros of `tracing`, each guarded: a subscriber that panics is not the end of a shard. And a
+//! limit of lines a second.
 
 use ringserve_core::Time;
 
@@ -47,8 +48,8 @@ pub use crate::{
     debug_line as debug, error_line as error, info_line as info, trace_line as trace, warn_line as warn,
 };
 
-/// Lines a second for each kind of message. A server under attack must not be busy with its log; the counters
-/// stay exact.
+/// Lines a second for each kind of message. A server under attack must not be busy with its log;
+/// the counters stay exact.
 pub const LINES_PER_SECOND: u32 = 10;
 
 /// The number of lines that were left out before a line, if any were.
@@ -67,8 +68,8 @@ impl LineLimit {
         self.sample(now).is_some()
     }
 
-    /// `Some` if there may be a line: with the number of those that were left out since the last one, for a field of it that
-    /// is not written where there were none.
+    /// `Some` if there may be a line: with the number of those that were left out since the last
+    /// one, for a field of it that is not written where there were none.
     pub fn sample(&mut self, now: Time) -> Option<LeftOut> {
         let second = now.as_millis() / 1000;
         if second != self.second {

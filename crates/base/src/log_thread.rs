@@ -1,9 +1,10 @@
-//! A thread that writes lines for threads that must not wait for the log: the watchdog's, the admin endpoint's, that of signals,
-//! those that look at files.
+//! A thread that writes lines for threads that must not wait for the log: the watchdog's, the admin
+//! endpoint's, that of signals, those that look at files.
 //!
-//! A subscriber of `tracing` may block for ever, at a full pipe for example. A thread that [`hand_over`] was called
-//! on queues its lines, and goes on; only the thread here waits. It begins with a line, and ends once there was none for a while.
-//! Nothing is handed over where the subscriber is that of `ringserve::log`, which does not block.
+//! A subscriber of `tracing` may block for ever, at a full pipe for example. A thread that
+//! [`hand_over`] was called on queues its lines, and goes on; only the thread here waits. It begins
+//! with a line, and ends once there was none for a while. Nothing is handed over where the
+//! subscriber is that of `ringserve::log`, which does not block.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -69,8 +70,8 @@ pub fn never_blocks() -> bool {
     NEVER_BLOCKS.load(Ordering::Acquire)
 }
 
-/// Has all that this thread logs from now on, at level INFO and above, written by the thread of the log, within `span`. To be
-/// kept as long.
+/// Has all that this thread logs from now on, at level INFO and above, written by the thread of the
+/// log, within `span`. To be kept as long.
 pub fn hand_over(span: Option<Span>) -> Option<DefaultGuard> {
     if never_blocks() {
         return None;
@@ -78,7 +79,8 @@ pub fn hand_over(span: Option<Span>) -> Option<DefaultGuard> {
     guard(|| set_default(Handing { span: span.unwrap_or_else(Span::none) })).ok()
 }
 
-/// Writes the last line of a server, and waits until it and all before it are written, or for a second.
+/// Writes the last line of a server, and waits until it and all before it are written, or for a
+/// second.
 pub fn write_at_the_end(line: impl FnOnce() + Send + 'static) {
     if never_blocks() {
         return guarded(line);
@@ -156,7 +158,8 @@ impl Lines {
     }
 }
 
-/// The subscriber of a thread that hands its lines over, each as it is, with copies of what it borrows.
+/// The subscriber of a thread that hands its lines over, each as it is, with copies of what it
+/// borrows.
 struct Handing {
     span: Span,
 }

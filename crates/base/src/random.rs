@@ -1,9 +1,11 @@
-//! Chance for services: a generator for each shard, seeded by the system, or by the seed of a simulation.
+//! Chance for services: a generator for each shard, seeded by the system, or by the seed of a
+//! simulation.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
 
-/// SplitMix64: one word of state, every number as likely as any other, and each of them once in 2^64.
+/// SplitMix64: one word of state, every number as likely as any other, and each of them once in
+/// 2^64.
 #[derive(Clone, Debug)]
 pub struct Random {
     state: Cell<u64>,

@@ -1,4 +1,5 @@
-//! CPU for a message that goes out to a nats-server and comes back, of this process alone, to compare with the rival `async-nats`.
+//! CPU for a message that goes out to a nats-server and comes back, of this process alone, to
+//! compare with the rival `async-nats`.
 //!
 //!     nats-server
 //!     cargo run --profile measured -p ringserve-nats --example flood -- 127.0.0.1:4222 2000000

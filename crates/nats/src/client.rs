@@ -1,4 +1,4 @@
-//! What a program calls.
+//! The client that a program calls.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -17,18 +17,20 @@ use crate::protocol::subject::{LINE_BYTES_MAX, is_pattern, is_subject};
 use crate::state::{NatsStats, State};
 use crate::subscription::Subscription;
 
-/// A connection to NATS on one shard. Clones are the same one; it ends with the last of them and of its subscriptions.
+/// A connection to NATS on one shard. Clones are the same one; it ends with the last of them and of
+/// its subscriptions.
 ///
-/// It is one connection whatever goes over it. A server with many shards that publishes little keeps it on one of them, and asks there
-/// by [`Mesh`](ringserve_server::sync::Mesh).
+/// It is one connection whatever goes over it. A server with many shards that publishes little
+/// keeps it on one of them, and asks there by [`Mesh`](ringserve_server::sync::Mesh).
 #[derive(Clone)]
 pub struct Nats {
     state: Rc<State>,
 }
 
 impl Nats {
-    /// Begins to connect, and returns at once. It connects again whenever the connection is lost, until it is dropped: to each server
-    /// in turn, after a random time that grows up to [`NatsOptions::reconnect_max`].
+    /// Begins to connect, and returns at once. It connects again whenever the connection is lost,
+    /// until it is dropped: to each server in turn, after a random time that grows up to
+    /// [`NatsOptions::reconnect_max`].
     pub fn connect(shard: &Shard, options: NatsOptions) -> Nats {
         let state = Rc::new(State::new(shard, options));
         let task = shard.spawn_named("nats", stay_connected(Rc::downgrade(&state)));
@@ -36,19 +38,22 @@ impl Nats {
         Nats { state }
     }
 
-    /// Publishes a message: queues it for the connection, or keeps it for the next one. Nothing says whether it arrives; JetStream does,
-    /// by the answer to a [request](Nats::request).
+    /// Publishes a message: queues it for the connection, or keeps it for the next one. Nothing
+    /// says whether it arrives; JetStream does, by the answer to a [request](Nats::request).
     ///
     /// # Errors
-    /// [`Full`](NatsError::Full), [`TooLarge`](NatsError::TooLarge), [`BadSubject`](NatsError::BadSubject).
+    /// [`Full`](NatsError::Full), [`TooLarge`](NatsError::TooLarge),
+    /// [`BadSubject`](NatsError::BadSubject).
     pub fn publish<P: AsRef<[u8]> + ?Sized>(&self, subject: &str, payload: &P) -> Result<(), NatsError> {
         self.state.publish(&Outgoing::new(subject, payload), None)
     }
 
-    /// Publishes a message with headers, or with a subject for answers, as [`publish`](Nats::publish) does.
+    /// Publishes a message with headers, or with a subject for answers, as
+    /// [`publish`](Nats::publish) does.
     ///
     /// # Errors
-    /// Those of [`publish`](Nats::publish), [`BadHeader`](NatsError::BadHeader) and [`NoHeaders`](NatsError::NoHeaders).
+    /// Those of [`publish`](Nats::publish), [`BadHeader`](NatsError::BadHeader) and
+    /// [`NoHeaders`](NatsError::NoHeaders).
     pub fn publish_message(&self, message: &Outgoing<'_>) -> Result<(), NatsError> {
         self.state.publish(message, None)
     }
@@ -61,7 +66,8 @@ impl Nats {
         to.reply().map_or(Ok(()), |subject| self.publish(subject, payload))
     }
 
-    /// Asks, and waits for the first answer. Put a time limit around it ([`Shard::timeout`]): a service may never answer.
+    /// Asks, and waits for the first answer. Put a time limit around it ([`Shard::timeout`]): a
+    /// service may never answer.
     ///
     /// ```
     /// use std::time::Duration;
@@ -76,8 +82,9 @@ impl Nats {
     /// ```
     ///
     /// # Errors
-    /// [`Disconnected`](NatsError::Disconnected) without a connection, and if it is lost before the answer: it is not asked twice.
-    /// [`NoResponders`](NatsError::NoResponders) at once if no service listens. Those of [`publish`](Nats::publish).
+    /// [`Disconnected`](NatsError::Disconnected) without a connection, and if it is lost before the
+    /// answer: it is not asked twice. [`NoResponders`](NatsError::NoResponders) at once if no
+    /// service listens. Those of [`publish`](Nats::publish).
     pub async fn request<P: AsRef<[u8]> + ?Sized>(
         &self,
         subject: &str,
@@ -119,8 +126,8 @@ impl Nats {
         }
     }
 
-    /// A subject that no other client has, for several answers to one message: subscribe to it, and name it in
-    /// [`Outgoing::reply`].
+    /// A subject that no other client has, for several answers to one message: subscribe to it, and
+    /// name it in [`Outgoing::reply`].
     pub fn new_inbox(&self) -> String {
         format!("{}.s.{}", self.state.inbox(), self.state.next_number())
     }
@@ -149,7 +156,7 @@ impl Nats {
         self.state.payload_bytes_max.get()
     }
 
-    /// What this client counted.
+    /// The counts of this client.
     pub fn stats(&self) -> NatsStats {
         self.state.stats()
     }

@@ -6,13 +6,16 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NatsError {
-    /// There is no connection, or it was lost before the answer came. What was asked may have been done.
+    /// There is no connection, or it was lost before the answer came. What was asked may have been
+    /// done.
     Disconnected,
-    /// As much waits to be sent as [`NatsOptions::pending_bytes_max`](crate::NatsOptions::pending_bytes_max) allows.
+    /// As much waits to be sent as
+    /// [`NatsOptions::pending_bytes_max`](crate::NatsOptions::pending_bytes_max) allows.
     Full,
     /// No service listens to the subject that was asked.
     NoResponders,
-    /// A subject has an empty token, a blank or a wildcard where none may be, or more than 1024 bytes.
+    /// A subject has an empty token, a blank or a wildcard where none may be, or more than 1024
+    /// bytes.
     BadSubject,
     /// A field of the headers has no name, a blank or a colon in its name, or a line end.
     BadHeader,

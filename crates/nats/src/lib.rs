@@ -1,5 +1,5 @@
-//! A [NATS](https://nats.io) client for services of [ringserve](https://docs.rs/ringserve): the core protocol, on the connections of
-//! a shard.
+//! A [NATS](https://nats.io) client for services of [ringserve](https://docs.rs/ringserve): the
+//! core protocol, on the connections of a shard.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -45,8 +45,9 @@
 //!
 //! # What it does not do
 //!
-//! TLS begins with the first byte ([`NatsOptions::tls`], `handshake_first` in the server's configuration), not after INFO. JetStream
-//! is reached by requests to its subjects; its consumers are not here.
+//! TLS begins with the first byte ([`NatsOptions::tls`], `handshake_first` in the server's
+//! configuration), not after INFO. JetStream is reached by requests to its subjects; its consumers
+//! are not here.
 //!
 //! | room | holds | may not |
 //! |---|---|---|

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use data_encoding::{BASE32_NOPAD, BASE64URL_NOPAD};
 use ring::signature::{Ed25519KeyPair, KeyPair};
 
-/// The first five bits of a seed, `S`, and those of a user's keys, `U`, in the place that each has in a byte.
+/// The first five bits of a seed, `S`, and those of a user's keys, `U`, in the place that each has
+/// in a byte.
 const SEED: u8 = 18 << 3;
 const USER: u8 = 20 << 3;
 

@@ -1,4 +1,4 @@
-//! What a program says of its connection.
+//! Options of a connection.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use ringserve_server::tls::TlsClient;
 use crate::nkeys::{KeyError, Signer};
 use crate::protocol::info::Connect;
 
-/// How a [`Nats`](crate::Nats) connects, and what it may hold.
+/// Options of a [`Nats`](crate::Nats): how it connects, and its bounds.
 ///
 /// ```
 /// use std::time::Duration;
@@ -50,8 +50,9 @@ enum Credentials {
 }
 
 impl NatsOptions {
-    /// Options with this first server: `NAME:PORT`, `IP:PORT` or `unix:PATH`; `nats://` before it is allowed, and without a port
-    /// it is 4222. What is none of these is a failure of each attempt to connect, which the log says.
+    /// Options with this first server: `NAME:PORT`, `IP:PORT` or `unix:PATH`; `nats://` before it
+    /// is allowed, and without a port it is 4222. What is none of these is a failure of each
+    /// attempt to connect, which the log says.
     pub fn new(server: impl Into<String>) -> NatsOptions {
         NatsOptions {
             servers: vec![server.into()],
@@ -69,8 +70,8 @@ impl NatsOptions {
         }
     }
 
-    /// Adds a server. One of them is connected to, chosen at random; the next one follows where that fails. Servers of the cluster
-    /// that INFO names are added by themselves, at most 256.
+    /// Adds a server. One of them is connected to, chosen at random; the next one follows where
+    /// that fails. Servers of the cluster that INFO names are added by themselves, at most 256.
     pub fn server(mut self, server: impl Into<String>) -> NatsOptions {
         self.servers.push(server.into());
         self
@@ -81,7 +82,8 @@ impl NatsOptions {
         NatsOptions { name: name.into(), ..self }
     }
 
-    /// Authenticates by user and password. Later calls of this and of the like replace earlier ones.
+    /// Authenticates by user and password. Later calls of this and of the like replace earlier
+    /// ones.
     pub fn user_password(self, user: impl Into<String>, password: impl Into<String>) -> NatsOptions {
         NatsOptions { credentials: Credentials::Password(user.into(), password.into()), ..self }
     }
@@ -100,7 +102,8 @@ impl NatsOptions {
         Ok(NatsOptions { credentials: Credentials::Signed(Signer::from_seed(seed)?), ..self })
     }
 
-    /// Authenticates by the text of a file of credentials, as `nsc` writes it: a JWT and the seed of its user.
+    /// Authenticates by the text of a file of credentials, as `nsc` writes it: a JWT and the seed
+    /// of its user.
     ///
     /// # Errors
     /// If one of the two is missing, or the seed is none.
@@ -109,8 +112,9 @@ impl NatsOptions {
         Ok(NatsOptions { credentials: Credentials::Signed(Signer::from_credentials(text)?), ..self })
     }
 
-    /// Connects over TLS, which begins with the first byte: the server is configured with `handshake_first`. Its certificate must
-    /// have the name, or the address, that was given for it.
+    /// Connects over TLS, which begins with the first byte: the server is configured with
+    /// `handshake_first`. Its certificate must have the name, or the address, that was given for
+    /// it.
     #[cfg(feature = "tls")]
     pub fn tls(self, tls: TlsClient) -> NatsOptions {
         NatsOptions { tls: Some(tls), ..self }
@@ -121,29 +125,33 @@ impl NatsOptions {
         NatsOptions { echo, ..self }
     }
 
-    /// Bytes that may wait to be sent, with or without a connection; at least 4 KiB, default 1 MiB. Above it publishing fails with
-    /// [`Full`](crate::NatsError::Full). [`Limits::outbox_bytes_max`](ringserve_server::Limits::outbox_bytes_max) of the server's
-    /// first service has to be larger than this and one message together, as its default of 64 MiB is.
+    /// Bytes that may wait to be sent, with or without a connection; at least 4 KiB, default 1 MiB.
+    /// Above it publishing fails with [`Full`](crate::NatsError::Full).
+    /// [`Limits::outbox_bytes_max`](ringserve_server::Limits::outbox_bytes_max) of the server's
+    /// first service has to be larger than this and one message together, as its default of 64 MiB
+    /// is.
     pub fn pending_bytes_max(self, bytes: usize) -> NatsOptions {
         NatsOptions { pending_bytes_max: bytes.max(4096), ..self }
     }
 
-    /// Messages and bytes that may wait in a subscription; at least 1 each, default 4096 and 16 MiB. Above one of them the oldest
-    /// messages go, and [`missed`](crate::Subscription::missed) counts them. A message that waits pins its receive buffer of 16 KiB
-    /// as long as others do not share it, within
+    /// Messages and bytes that may wait in a subscription; at least 1 each, default 4096 and 16
+    /// MiB. Above one of them the oldest messages go, and [`missed`](crate::Subscription::missed)
+    /// counts them. A message that waits pins its receive buffer of 16 KiB as long as others do not
+    /// share it, within
     /// [`ServerLimits::receive_bytes_max`](ringserve_server::limits::ServerLimits::receive_bytes_max).
     pub fn queue_max(self, messages: usize, bytes: usize) -> NatsOptions {
         NatsOptions { queue_messages_max: messages.max(1), queue_bytes_max: bytes.max(1), ..self }
     }
 
-    /// The time of silence after which the server is asked whether it is there; the third one without an answer ends the
-    /// connection. At least 10 ms, default 30 s.
+    /// The time of silence after which the server is asked whether it is there; the third one
+    /// without an answer ends the connection. At least 10 ms, default 30 s.
     pub fn ping_interval(self, time: Duration) -> NatsOptions {
         NatsOptions { ping_interval: time.max(Duration::from_millis(10)), ..self }
     }
 
-    /// The longest wait between two attempts to connect, of which a random part is waited; at least 50 ms, default 5 s. The first one
-    /// after a loss waits at most 50 ms, and each further one up to twice as long.
+    /// The longest wait between two attempts to connect, of which a random part is waited; at least
+    /// 50 ms, default 5 s. The first one after a loss waits at most 50 ms, and each further one up
+    /// to twice as long.
     pub fn reconnect_max(self, time: Duration) -> NatsOptions {
         NatsOptions { reconnect_max: time.max(Duration::from_millis(50)), ..self }
     }

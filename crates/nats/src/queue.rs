@@ -1,4 +1,4 @@
-//! What a subscription has received and not given out.
+//! Messages that a subscription has received and not handed out.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::protocol::message::Message;
 
-/// What a [`Subscription`](crate::Subscription) yields.
+/// An event of a [`Subscription`](crate::Subscription).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -136,7 +136,7 @@ impl Queue {
         self.events.borrow().len()
     }
 
-    /// What is there, without waiting.
+    /// Takes the next event that is there, without waiting.
     pub(crate) fn take(&self) -> Option<Event> {
         if self.has_gap_before.take() {
             return Some(Event::Gap);
@@ -181,7 +181,7 @@ mod tests {
         Queue::new("a", None, QueueLimits { messages_max, bytes_max })
     }
 
-    /// What it yields: numbers, and `gap`.
+    /// The events that it yields: numbers, and `gap`.
     fn taken(queue: &Queue) -> Vec<String> {
         let text = |event| match event {
             Event::Message(message) => String::from_utf8(message.payload().to_vec()).unwrap(),

@@ -6,7 +6,7 @@ const LEARNED_MAX: usize = 256;
 /// The longest address: that of a name of DNS, and a port.
 const ADDRESS_BYTES_MAX: usize = 260;
 
-/// The servers in a random order, configured ones and those of which a server told.
+/// The servers in a random order, configured ones and those that a server named.
 pub(crate) struct Servers {
     all: Vec<Known>,
     /// The place of the one that was tried last.
@@ -40,7 +40,8 @@ impl Servers {
         self.all.len() > 1
     }
 
-    /// Takes what a server says of its cluster. Those that it names no more are forgotten, unless a program named them.
+    /// Takes what a server says of its cluster. Those that it names no more are forgotten, unless a
+    /// program named them.
     pub(crate) fn learn(&mut self, urls: &[String], random: impl Fn() -> u64) {
         if urls.is_empty() {
             return;
@@ -59,7 +60,8 @@ impl Servers {
             if self.all.iter().any(|known| known.address == address) {
                 continue;
             }
-            // Behind the current one, so that none of the others is tried twice before the new one is tried once.
+            // Behind the current one, so that none of the others is tried twice before the new one
+            // is tried once.
             let place = self.at + 1 + below(random(), self.all.len() - self.at);
             self.all.insert(place, Known { address, is_learned: true });
         }

@@ -1,4 +1,4 @@
-//! What the handles of a client and the task of its connection share.
+//! State that the handles of a client and the task of its connection share.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -21,10 +21,11 @@ use crate::queue::{Queue, QueueLimits};
 /// The number of the subscription for all answers. Others begin at 1.
 pub(crate) const INBOX_SID: u64 = 0;
 
-/// Numbers that this client gave out, not ones that a peer chose: no secret is needed to spread them.
+/// Numbers that this client gave out, not ones that a peer chose: no secret is needed to spread
+/// them.
 type ByNumber<T> = HashMap<u64, T, FixedState>;
 
-/// What a client counted. See [`Nats::stats`](crate::Nats::stats).
+/// The counts of a client. See [`Nats::stats`](crate::Nats::stats).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NatsStats {
@@ -134,7 +135,8 @@ impl State {
 
     // What is sent
 
-    /// Publishes, or keeps a message for the next connection. A request, which has a number, is not kept.
+    /// Publishes, or keeps a message for the next connection. A request, which has a number, is not
+    /// kept.
     pub(crate) fn publish(&self, message: &Outgoing<'_>, request: Option<u64>) -> Result<(), NatsError> {
         message.check()?;
         let bytes_max = self.payload_bytes_max.get();

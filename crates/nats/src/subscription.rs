@@ -1,4 +1,4 @@
-//! What a program reads.
+//! Subscriptions, which a program reads.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -8,9 +8,11 @@ use std::task::{Context, Poll};
 use crate::queue::{Event, Queue};
 use crate::state::State;
 
-/// Messages of a subject. Made by [`Nats::subscribe`](crate::Nats::subscribe); its drop ends the subscription at the server.
+/// Messages of a subject. Made by [`Nats::subscribe`](crate::Nats::subscribe); its drop ends the
+/// subscription at the server.
 ///
-/// Messages wait in it, at most as many as [`NatsOptions::queue_max`](crate::NatsOptions::queue_max) says. It keeps the connection.
+/// Messages wait in it, at most as many as
+/// [`NatsOptions::queue_max`](crate::NatsOptions::queue_max) says. It keeps the connection.
 #[must_use = "its drop ends the subscription"]
 pub struct Subscription {
     state: Rc<State>,
@@ -24,8 +26,9 @@ impl Subscription {
         Subscription { state, sid, queue }
     }
 
-    /// The next message, or the next gap. `None` behind the last message of [`unsubscribe_after`](Subscription::unsubscribe_after),
-    /// and if the server [refuses](Subscription::is_refused) the subscription. Dropping the future loses nothing.
+    /// The next message, or the next gap. `None` behind the last message of
+    /// [`unsubscribe_after`](Subscription::unsubscribe_after), and if the server
+    /// [refuses](Subscription::is_refused) the subscription. Dropping the future loses nothing.
     ///
     /// ```
     /// use ringserve_nats::{Event, Nats, NatsError};
@@ -51,7 +54,7 @@ impl Subscription {
         self.queue.poll_next(task)
     }
 
-    /// What is there, without waiting.
+    /// Returns the next event that is there, without waiting.
     pub fn try_next(&mut self) -> Option<Event> {
         self.queue.take()
     }
@@ -66,7 +69,8 @@ impl Subscription {
         self.queue.missed()
     }
 
-    /// Ends the subscription with the message of that number, counted from its first one. Messages that are here already stay.
+    /// Ends the subscription with the message of that number, counted from its first one. Messages
+    /// that are here already stay.
     pub fn unsubscribe_after(&self, messages: u64) {
         self.state.unsubscribe_after(self.sid, &self.queue, messages);
     }

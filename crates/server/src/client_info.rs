@@ -10,9 +10,10 @@ use ringserve_tls::TlsInfo;
 
 use ringserve_base::peer::Peer;
 
-/// The connection of a request: its peer, what a proxy said of it, and the facts of its handshake. Each request that a service of
-/// [`http`](crate::http()) or an [`Http`](crate::http::Http) is given has one among its extensions, so a handler of axum or of tower
-/// takes it from there. It is `Send`, and a clone copies nothing.
+/// The connection of a request: its peer, what a proxy said of it, and the facts of its handshake.
+/// Each request that a service of [`http`](crate::http()) or an [`Http`](crate::http::Http) is
+/// given has one among its extensions, so a handler of axum or of tower takes it from there. It is
+/// `Send`, and a clone copies nothing.
 ///
 /// ```no_run
 /// use std::convert::Infallible;
@@ -81,7 +82,8 @@ impl ClientInfo {
         self.known.shard
     }
 
-    /// Fields that the proxy sent about the client beside its address, as [`Cx::tlvs`](crate::Cx::tlvs).
+    /// Fields that the proxy sent about the client beside its address, as
+    /// [`Cx::tlvs`](crate::Cx::tlvs).
     pub fn tlvs(&self) -> Option<Tlvs> {
         self.known.tlvs.as_deref().map(Tlvs::of)
     }

@@ -1,4 +1,5 @@
-//! Service, server, shards and sockets of ringserve. Users depend on `ringserve`, which re-exports this crate.
+//! Service, server, shards and sockets of ringserve. Users depend on `ringserve`, which re-exports
+//! this crate.
 
 #![deny(clippy::disallowed_methods)]
 #![deny(clippy::too_many_lines)]
@@ -108,15 +109,19 @@ pub mod listen {
     pub use ringserve_core::proxy::{HeaderError, ProxiedSsl, Tlvs};
 }
 
-/// Layers between a socket and the framing of its connections: encryption, or another layer that changes bytes.
+/// Layers between a socket and the framing of its connections: encryption, or another layer that
+/// changes bytes.
 ///
-/// A listener may have a [`Transport`](transport::Transport) ([`Endpoint::transport`](crate::listen::Endpoint::transport),
-/// [`Server::transport`]). Each of its connections then has a [`TransportConn`](transport::TransportConn), which completes a handshake
-/// before [`Service::open`], and from there on opens received bytes and seals sent ones. Services, streams, HTTP and codecs do
-/// not change. Facts of the handshake are read by their type: [`Cx::transport_info`], [`OpenCx::transport_info`], [`Stream::transport_info`].
+/// A listener may have a [`Transport`](transport::Transport)
+/// ([`Endpoint::transport`](crate::listen::Endpoint::transport), [`Server::transport`]). Each of
+/// its connections then has a [`TransportConn`](transport::TransportConn), which completes a
+/// handshake before [`Service::open`], and from there on opens received bytes and seals sent ones.
+/// Services, streams, HTTP and codecs do not change. Facts of the handshake are read by their type:
+/// [`Cx::transport_info`], [`OpenCx::transport_info`], [`Stream::transport_info`].
 ///
-/// A panic of a transport or of a channel ends one connection ([`CloseReason::HandlerPanicked`]), with a line in the log. Bytes
-/// that the panicked call appended do not leave, and the channel is dropped at once. Each channel costs 24 bytes for this.
+/// A panic of a transport or of a channel ends one connection ([`CloseReason::HandlerPanicked`]),
+/// with a line in the log. Bytes that the panicked call appended do not leave, and the channel is
+/// dropped at once. Each channel costs 24 bytes for this.
 ///
 /// ```
 /// use ringserve::transport::{Batch, TransportConn, TransportError, LeaseMut, Transport, TransportEvent};
@@ -188,7 +193,8 @@ pub mod transport {
     pub use ringserve_core::{Batch, Stack, Transport, TransportConn, TransportError, TransportEvent};
 }
 
-/// Limits of a server, in addition to those of a service ([`Limits`]), and the memory that it may use.
+/// Limits of a server, in addition to those of a service ([`Limits`]), and the memory that it may
+/// use.
 pub mod limits {
     pub use crate::room::{Capacity, Reservation};
     pub use crate::shard::face::reserve::Reserved;
@@ -225,13 +231,15 @@ pub mod task {
     pub use ringserve_core::Page;
 }
 
-/// The clock of the shards, and the futures of [`Cx::sleep`](crate::Cx::sleep) and [`Cx::timeout`](crate::Cx::timeout).
+/// The clock of the shards, and the futures of [`Cx::sleep`](crate::Cx::sleep) and
+/// [`Cx::timeout`](crate::Cx::timeout).
 pub mod time {
     pub use crate::shard::wakes::timers::{Elapsed, Interval, Sleep, Timeout};
     pub use ringserve_core::Time;
 }
 
-/// Runs a shard, or a whole server, over drivers of the caller. For benchmarks and tests of this workspace, not for users.
+/// Runs a shard, or a whole server, over drivers of the caller. For benchmarks and tests of this
+/// workspace, not for users.
 #[doc(hidden)]
 pub mod internals {
     pub use crate::server::driven::{Drivers, start_on, start_several_on};

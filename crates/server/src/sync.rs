@@ -1,5 +1,5 @@
-//! Synchronisation of tasks: messages and questions between shards, the end of the start, the drain, and, with the feature `sync`,
-//! channels and locks.
+//! Synchronisation of tasks: messages and questions between shards, the end of the start, the
+//! drain, and, with the feature `sync`, channels and locks.
 //!
 //! # Channels and locks
 //!
@@ -13,18 +13,21 @@
 //! | `Mutex` | a lock that is held across an await |
 //! | `Notify` | a wake-up without a value |
 //!
-//! These are tokio's ([`tokio::sync`](https://docs.rs/tokio/latest/tokio/sync/)), re-exported. They need no runtime: a task is
-//! woken by its own waker, which on a shard is the shard's. So they work in services on every runtime of a
-//! [`Server`](crate::Server), between shards, between shards and other threads, and in a simulation, where each seed decides
-//! the order. The rest of `tokio::sync` works too: `RwLock`, `Barrier`, `OnceCell`, `SetOnce`. Methods that end in `_timeout`
-//! need tokio's timer; use [`Shard::timeout`](crate::Shard::timeout) instead. `tokio::time`, `tokio::spawn`, `tokio::net` and
-//! `tokio::fs` need [`Runtime::Tokio`](crate::Runtime).
+//! These are tokio's ([`tokio::sync`](https://docs.rs/tokio/latest/tokio/sync/)), re-exported. They
+//! need no runtime: a task is woken by its own waker, which on a shard is the shard's. So they work
+//! in services on every runtime of a [`Server`](crate::Server), between shards, between shards and
+//! other threads, and in a simulation, where each seed decides the order. The rest of `tokio::sync`
+//! works too: `RwLock`, `Barrier`, `OnceCell`, `SetOnce`. Methods that end in `_timeout` need
+//! tokio's timer; use [`Shard::timeout`](crate::Shard::timeout) instead. `tokio::time`,
+//! `tokio::spawn`, `tokio::net` and `tokio::fs` need [`Runtime::Tokio`](crate::Runtime).
 //!
-//! A value of a single shard needs no lock: use `Cell` and `RefCell`, and hold no borrow across an await.
+//! A value of a single shard needs no lock: use `Cell` and `RefCell`, and hold no borrow across an
+//! await.
 //!
 //! ## Why these
 //!
-//! Crates for a single thread save an atomic operation at each step. None of them has the whole table above, nor tokio's care:
+//! Crates for a single thread save an atomic operation at each step. None of them has the whole
+//! table above, nor tokio's care:
 //!
 //! | crate | has | lacks | crates it adds |
 //! |---|---|---|---|

@@ -1,7 +1,8 @@
 //! Spans of chosen connections, from accept to end, with events for what happens to them.
 //!
-//! [`Server::trace_one_in`](crate::Server::trace_one_in) and [`Server::trace_peer`](crate::Server::trace_peer) choose. Others
-//! cost a look at one bit for each frame and each send; a server that chooses none, a look at one flag.
+//! [`Server::trace_one_in`](crate::Server::trace_one_in) and
+//! [`Server::trace_peer`](crate::Server::trace_peer) choose. Others cost a look at one bit for each
+//! frame and each send; a server that chooses none, a look at one flag.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -3,8 +3,9 @@
 use std::future::poll_fn;
 use std::task::Poll;
 
-/// Lets others of the shard go first: calls and tasks that were woken, and connections with something to read. For work that takes
-/// long, in parts of a millisecond at most: each call or task that only yields goes on up to four times in a turn of the shard.
+/// Lets others of the shard go first: calls and tasks that were woken, and connections with
+/// something to read. For work that takes long, in parts of a millisecond at most: each call or
+/// task that only yields goes on up to four times in a turn of the shard.
 ///
 /// ```
 /// async fn sum(numbers: &[u64]) -> u64 {

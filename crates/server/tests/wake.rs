@@ -1,7 +1,9 @@
-//! Every interleaving of sleeping and waking across threads: `src/shard/wakes/wake.rs` itself, built on loom's types.
+//! Every interleaving of sleeping and waking across threads: `src/shard/wakes/wake.rs` itself,
+//! built on loom's types.
 //!
-//! A shard here goes round as the real one does, and waits at an eventfd that counts. What a caller brought must be seen
-//! without any other wake-up: a lost one shows as a deadlock, which loom reports.
+//! A shard here goes round as the real one does, and waits at an eventfd that counts. What a caller
+//! brought must be seen without any other wake-up: a lost one shows as a deadlock, which loom
+//! reports.
 
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU16, Ordering};
@@ -19,15 +21,15 @@ use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use wake::{Attention, Brought, Called, Queued, ShardInbox, Sleep};
 
-/// All interleavings in which a thread is interrupted up to three times where it need not be: beyond that none is known to find
-/// more, and the time grows without bound.
+/// All interleavings in which a thread is interrupted up to three times where it need not be:
+/// beyond that none is known to find more, and the time grows without bound.
 fn model(body: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(body);
 }
 
-/// What a driver waits for.
+/// The counter for which a driver waits.
 #[derive(Default)]
 struct Eventfd {
     count: Mutex<u32>,
@@ -261,7 +263,8 @@ fn a_look_within_a_turn_lets_the_shard_fall_asleep() {
     });
 }
 
-/// A shard that published sleeps with that mark, and any call is seen as without it; the turn behind it is told, and no other.
+/// A shard that published sleeps with that mark, and any call is seen as without it; the next turn
+/// learns of it, and no other.
 #[test]
 fn shard_that_published_is_roused_and_told_in_its_next_turn() {
     model(|| {
@@ -301,7 +304,8 @@ fn marks_of_the_watchdog_and_of_figures_lie_side_by_side() {
     });
 }
 
-/// A watchdog rests while the shard sleeps: the mark hides no call, and is found by the turn that leaves the wait.
+/// A watchdog rests while the shard sleeps: the mark hides no call, and is found by the turn that
+/// leaves the wait.
 #[test]
 fn watchdog_that_rests_is_woken_by_the_turn_that_a_call_begins() {
     model(|| {

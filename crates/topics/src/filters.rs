@@ -6,7 +6,8 @@
 //!            rooms/#                    # is all levels from there on, and none
 //! ```
 //!
-//! A wildcard in the first level matches no topic that begins with a `$`: these are the server's own.
+//! A wildcard in the first level matches no topic that begins with a `$`: these are the server's
+//! own.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
@@ -16,7 +17,8 @@ use std::ops::Bound;
 /// Levels of a filter at most: each is a step of a recursion.
 const LEVELS_MAX: usize = 128;
 
-/// True for a filter: it is not empty, has 128 levels at most, `+` stands alone in its level, and `#` alone in the last one.
+/// True for a filter: it is not empty, has 128 levels at most, `+` stands alone in its level, and
+/// `#` alone in the last one.
 pub fn is_filter(filter: &str) -> bool {
     let levels = filter.split('/').count();
     let is_sound = |(n, level): (usize, &str)| {
@@ -25,8 +27,9 @@ pub fn is_filter(filter: &str) -> bool {
     !filter.is_empty() && levels <= LEVELS_MAX && filter.split('/').enumerate().all(is_sound)
 }
 
-/// Finds the topics in a map that a filter matches, each with its value, in order. Only topics that begin as the filter does
-/// before its first wildcard are looked at; none if the filter [is none](is_filter).
+/// Finds the topics in a map that a filter matches, each with its value, in order. Only topics that
+/// begin as the filter does before its first wildcard are looked at; none if the filter [is
+/// none](is_filter).
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -54,8 +57,9 @@ pub fn matching<'m, T: Borrow<str> + Ord, V>(
     })
 }
 
-/// The filters of subscribers `K`, with a value for each subscription, as a tree of levels. A look-up visits each level of the
-/// tree once at most, whatever the number of filters. A filter takes some 200 bytes for each level that no other one shares.
+/// The filters of subscribers `K`, with a value for each subscription, as a tree of levels. A
+/// look-up visits each level of the tree once at most, whatever the number of filters. A filter
+/// takes some 200 bytes for each level that no other one shares.
 ///
 /// ```
 /// use ringserve::topics::Filters;
@@ -74,8 +78,8 @@ pub struct Filters<K, V> {
 }
 
 impl<K: Ord, V> Filters<K, V> {
-    /// Subscribes `key` to a filter, with a value in the place of an earlier one. False if the filter [is none](is_filter):
-    /// nothing is changed then.
+    /// Subscribes `key` to a filter, with a value in the place of an earlier one. False if the
+    /// filter [is none](is_filter): nothing is changed then.
     pub fn insert(&mut self, filter: &str, key: K, value: V) -> bool {
         if !is_filter(filter) {
             return false;
@@ -104,7 +108,8 @@ impl<K: Ord, V> Filters<K, V> {
         self.here.is_empty() && self.below.is_empty()
     }
 
-    /// Calls `each` with the subscriptions whose filters match a topic. A subscriber with several of them comes once for each.
+    /// Calls `each` with the subscriptions whose filters match a topic. A subscriber with several
+    /// of them comes once for each.
     pub fn matching(&self, topic: &str, mut each: impl FnMut(&K, &V)) {
         self.visit(Some(topic), topic.starts_with('$'), &mut each);
     }

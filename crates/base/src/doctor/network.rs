@@ -189,8 +189,8 @@ pub fn migrates(machine: &MachineFiles) -> bool {
     machine.sysctl("net.ipv4.tcp_migrate_req").is_some_and(|value| value != 0)
 }
 
-/// Packets that no socket saw. The queues of CPUs are those of the whole machine: a drop is this server's affair if devices of its
-/// network namespace dropped some too.
+/// Packets that no socket saw. The queues of CPUs are those of the whole machine: a drop is this
+/// server's affair if devices of its network namespace dropped some too.
 pub(super) fn packets(case: &Case<'_>, found: &mut Vec<Finding>) {
     let backlog = case.machine.sysctl("net.core.netdev_max_backlog").unwrap_or(1000);
     let here = case.growth(|host| host.device_drops).unwrap_or(0);

@@ -127,7 +127,8 @@ fn of(check: &str, files: &[(&str, &str)], setup: &Setup, expected: &Workload) -
     first.map(|finding| (finding.severity, finding.to_string()))
 }
 
-/// The check says nothing of the first case, and has a line of this severity with these words of the second.
+/// The check says nothing of the first case, and has a line of this severity with these words of
+/// the second.
 #[track_caller]
 fn both_sides(
     check: &str,
@@ -175,7 +176,8 @@ fn machine_without_any_file_was_not_checked() {
     );
 }
 
-/// A file that is there and cannot be read. The tests may run as root, whom no mode keeps out: so it is a directory.
+/// A file that is there and cannot be read. The tests may run as root, whom no mode keeps out: so
+/// it is a directory.
 #[test]
 fn check_whose_file_is_refused_is_no_pass() {
     let refuse = |path: &str| {

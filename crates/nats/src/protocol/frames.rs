@@ -1,11 +1,12 @@
-//! Where operations of a server end: a line, and behind MSG and HMSG a payload.
+//! Ends of the operations of a server: a line, and after MSG and HMSG a payload.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
 use ringserve_server::framing::{Decode, EncodeError, FrameError, Framing, Outbox, Payload};
 
-/// The longest line of a message. A subject, a reply and a queue share the 4096 bytes of a client's line, and a server adds numbers.
+/// The longest line of a message. A subject, a reply and a queue share the 4096 bytes of a client's
+/// line, and a server adds numbers.
 const MESSAGE_LINE_BYTES_MAX: usize = 8 << 10;
 
 /// The longest other line. INFO names all servers of a cluster: 64 KiB are some 2000 of them.
@@ -17,7 +18,8 @@ pub(crate) const PAYLOAD_BYTES_MAX: usize = 64 << 20;
 /// The largest frame with any payload.
 pub(crate) const FRAME_BYTES_MAX: usize = PAYLOAD_BYTES_MAX + LINE_BYTES_MAX;
 
-/// Frames of the NATS protocol as a client receives them: an operation with its payload, without the last line end.
+/// Frames of the NATS protocol as a client receives them: an operation with its payload, without
+/// the last line end.
 ///
 /// ```text
 ///   INFO {..}\r\n      MSG subject sid [reply] size\r\npayload\r\n
@@ -26,7 +28,8 @@ pub(crate) const FRAME_BYTES_MAX: usize = PAYLOAD_BYTES_MAX + LINE_BYTES_MAX;
 /// ```
 #[derive(Clone, Debug)]
 pub(crate) struct NatsFrames {
-    /// The largest payload, headers included: `max_payload` of the last INFO. A larger one is refused before memory is taken for it.
+    /// The largest payload, headers included: `max_payload` of the last INFO. A larger one is
+    /// refused before memory is taken for it.
     payload_bytes_max: Rc<Cell<usize>>,
 }
 

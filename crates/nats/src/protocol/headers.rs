@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-/// How header blocks begin.
+/// The begin of a header block.
 pub(crate) const VERSION: &[u8] = b"NATS/1.0";
 
-/// The headers of a [`Message`](crate::Message), in the order in which they came. Lines that are no fields, and values that are no
-/// UTF-8, are left out.
+/// The headers of a [`Message`](crate::Message), in the order in which they came. Lines that are no
+/// fields, and values that are no UTF-8, are left out.
 #[derive(Clone, Copy)]
 pub struct Headers<'a> {
     block: &'a [u8],
@@ -16,7 +16,8 @@ pub struct Headers<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status<'a> {
-    /// Its number: 503 for no responders, 404 for nothing found, 204 for the end of several answers.
+    /// Its number: 503 for no responders, 404 for nothing found, 204 for the end of several
+    /// answers.
     pub code: u16,
     /// Words beside the number; often none.
     pub description: &'a str,

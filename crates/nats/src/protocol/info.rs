@@ -1,4 +1,4 @@
-//! What a server says of itself, and what it is told of a client.
+//! INFO of a server about itself, and CONNECT of a client.
 
 use serde::{Deserialize, Serialize};
 

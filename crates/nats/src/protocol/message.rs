@@ -9,13 +9,14 @@ use super::headers::Headers;
 
 /// A received message. Its parts lie in the frame that was received: nothing is copied.
 ///
-/// It pins a receive buffer, as each [`Frame`] does: 64 bytes can hold 16 KiB. Copy what is kept for long.
+/// It pins a receive buffer, as each [`Frame`] does: 64 bytes can hold 16 KiB. Copy what is kept
+/// for long.
 pub struct Message {
     frame: Frame,
     subject: Span,
     /// Empty without one.
     reply: Span,
-    /// Where the headers begin, and where they end and the payload begins.
+    /// The place where the headers begin, and the one where they end and the payload begins.
     headers: u32,
     payload: u32,
 }
@@ -37,7 +38,8 @@ impl Message {
         self.bytes(self.subject)
     }
 
-    /// The subject for an answer, if the sender waits for one. [`Nats::respond`](crate::Nats::respond) answers.
+    /// The subject for an answer, if the sender waits for one.
+    /// [`Nats::respond`](crate::Nats::respond) answers.
     pub fn reply(&self) -> Option<&str> {
         std::str::from_utf8(self.bytes(self.reply)).ok().filter(|reply| !reply.is_empty())
     }

@@ -1,4 +1,4 @@
-//! What a client sends.
+//! Operations that a client sends.
 
 use bytes::BufMut;
 

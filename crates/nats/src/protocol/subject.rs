@@ -6,7 +6,8 @@ pub(crate) const LINE_BYTES_MAX: usize = 4096;
 /// The longest subject. Two of them and the numbers fit into a line.
 const SUBJECT_BYTES_MAX: usize = 1024;
 
-/// True for a subject to publish to: tokens that are not empty and have neither blanks nor wildcards.
+/// True for a subject to publish to: tokens that are not empty and have neither blanks nor
+/// wildcards.
 pub(crate) fn is_subject(subject: &str) -> bool {
     let mut before = b'.';
     for byte in subject.bytes() {
@@ -19,7 +20,8 @@ pub(crate) fn is_subject(subject: &str) -> bool {
     before != b'.' && subject.len() <= SUBJECT_BYTES_MAX
 }
 
-/// True for a subject to subscribe to: in addition `*` may stand for a token, and `>` for the last ones.
+/// True for a subject to subscribe to: in addition `*` may stand for a token, and `>` for the last
+/// ones.
 pub(crate) fn is_pattern(pattern: &str) -> bool {
     let mut tokens = pattern.split('.').peekable();
     while let Some(token) = tokens.next() {

@@ -1,4 +1,5 @@
-//! A client of NATS on whole servers by seed, in virtual time, before servers that split, drop, lie, end and come back.
+//! A client of NATS on whole servers by seed, in virtual time, before servers that split, drop,
+//! lie, end and come back.
 
 mod ends;
 mod peer;

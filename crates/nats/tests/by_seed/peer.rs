@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use ringserve::testing::{ClientStream, Net, Sim};
 
-/// How a server behaves.
+/// The behaviour of a server.
 #[derive(Default)]
 pub struct Script {
     /// No port is open, and connections are reset.
     pub is_down: Cell<bool>,
     /// It reads, and says nothing.
     pub is_silent: Cell<bool>,
-    /// What it says in the place of the first PONG.
+    /// The text that it sends in the place of the first PONG.
     pub refuses: RefCell<Option<&'static str>>,
     /// Further fields of INFO, each with a comma before it.
     pub info: RefCell<String>,
@@ -27,7 +27,7 @@ pub struct Script {
     pub piece: Cell<usize>,
 }
 
-/// What a server, and those of its cluster, heard.
+/// The operations that a server, and those of its cluster, received.
 #[derive(Default)]
 pub struct Heard {
     pub connects: RefCell<Vec<String>>,

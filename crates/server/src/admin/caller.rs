@@ -29,8 +29,8 @@ impl Who<'_> {
     }
 }
 
-/// An order that is carried out. The log has a line of it whether it is answered, or its caller leaves before that: what was begun
-/// is done all the same.
+/// An order that is carried out. The log has a line of it whether it is answered, or its caller
+/// leaves before that: what was begun is done all the same.
 pub(super) struct Ordered<'a> {
     who: Who<'a>,
     order: String,

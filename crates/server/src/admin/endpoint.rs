@@ -33,7 +33,8 @@ use crate::stream::byte_stream::Stream;
 use crate::stream::service::stream;
 use crate::watch::options::StallOptions;
 
-/// Connections at once: a browser has six, and a scraper one. For each further one another makes room.
+/// Connections at once: a browser has six, and a scraper one. For each further one another makes
+/// room.
 const GUESTS_MAX: usize = 32;
 
 /// Connections of probes at once, at their own listener.
@@ -147,7 +148,8 @@ fn serve(
     }))
 }
 
-/// A peer as the log names it for its orders: its address, or the process at the other end of a Unix socket.
+/// A peer as the log names it for its orders: its address, or the process at the other end of a
+/// Unix socket.
 fn name_of_peer(stream: &Stream) -> Rc<str> {
     let peer = stream.peer();
     match (peer.addr(), peer.credentials()) {

@@ -1,4 +1,5 @@
-//! Blocking functions beside the shards: the futures that wait for them, and the pool that runs them.
+//! Blocking functions beside the shards: the futures that wait for them, and the pool that runs
+//! them.
 //!
 //! ```text
 //!   Shard::spawn_blocking ──▶ Work ──▶ Pool: queue ──▶ a thread of its, or a simulation's clock
@@ -41,7 +42,8 @@ pub(crate) fn resolve(pool: &Arc<dyn Pool>, host: &str, port: u16) -> Blocking<i
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BlockingError {
-    /// All threads are busy, and [`ServerLimits::blocking_queue_max`](crate::limits::ServerLimits::blocking_queue_max)
+    /// All threads are busy, and
+    /// [`ServerLimits::blocking_queue_max`](crate::limits::ServerLimits::blocking_queue_max)
     /// functions wait already. The function was dropped.
     Full,
     /// The function panicked, with this message.
@@ -193,6 +195,7 @@ pub(crate) trait Pool: Send + Sync {
     /// Its figures so far.
     fn stats(&self) -> BlockingStats;
 
-    /// Ends the pool with the server. Waiting and later functions are refused; running ones are waited for, within a bound.
+    /// Ends the pool with the server. Waiting and later functions are refused; running ones are
+    /// waited for, within a bound.
     fn end(&self);
 }

@@ -38,12 +38,13 @@ impl<C> Place<C> {
     }
 }
 
-/// Pushes items to a connection from other code on its shard, encoded by the connection's codec. The first handle of a
-/// connection allocates; a push does not.
+/// Pushes items to a connection from other code on its shard, encoded by the connection's codec.
+/// The first handle of a connection allocates; a push does not.
 ///
 /// Another thread pushes bytes: it encodes the item by its own codec and gives the bytes to
-/// [`ConnHandle::push_raw`](crate::ConnHandle::push_raw), once for many connections. If the encoder keeps state for a
-/// connection, send the item to the shard instead, through a [`Mesh`](crate::sync::Mesh).
+/// [`ConnHandle::push_raw`](crate::ConnHandle::push_raw), once for many connections. If the encoder
+/// keeps state for a connection, send the item to the shard instead, through a
+/// [`Mesh`](crate::sync::Mesh).
 pub struct CodecHandle<C> {
     handle: LocalHandle,
     codec: Rc<RefCell<C>>,
@@ -58,10 +59,12 @@ impl<C> CodecHandle<C> {
     /// Queues one item.
     ///
     /// # Errors
-    /// Those of [`LocalHandle::push`], before the item is encoded, and the encoder's. Nothing is queued then.
+    /// Those of [`LocalHandle::push`], before the item is encoded, and the encoder's. Nothing is
+    /// queued then.
     ///
     /// # Panics
-    /// If the codec of this connection is in use, as inside [`CodecCx::with_codec`](super::CodecCx::with_codec).
+    /// If the codec of this connection is in use, as inside
+    /// [`CodecCx::with_codec`](super::CodecCx::with_codec).
     pub fn push<I>(&self, item: I) -> Result<(), CodecPushError<C::Error>>
     where
         C: Encoder<I>,

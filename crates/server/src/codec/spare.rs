@@ -26,10 +26,12 @@ impl Spare {
         }
     }
 
-    /// Keeps a buffer of `room` bytes, unless it grew large. False if parts of it are still used by items.
+    /// Keeps a buffer of `room` bytes, unless it grew large. False if parts of it are still used by
+    /// items.
     pub(super) fn keep(&self, mut buffer: BytesMut, room: usize) -> bool {
         buffer.clear();
-        // Its capacity says what is left behind the parts that were split off; this asks for the whole.
+        // Its capacity says what is left behind the parts that were split off; this asks for the
+        // whole.
         let is_whole = buffer.try_reclaim(room);
         if is_whole && room >= ROOM_BYTES && !buffer.try_reclaim(KEPT_BYTES_MAX + 1) {
             self.0.set(buffer);

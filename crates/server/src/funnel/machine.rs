@@ -6,7 +6,8 @@ use ringserve_report::{Stage, StageName, State};
 
 use super::{Figure, Figures, MachineFigures, STARVED, Seen, calm, millis, seconds};
 
-/// The share of time that a control group may take from a process before it is the cause of what peers feel.
+/// The share of time that a control group may take from a process before it is the cause of what
+/// peers feel.
 const THROTTLED: f64 = 0.1;
 
 /// The share from which on it is worth a sentence.
@@ -153,8 +154,9 @@ fn starved(seen: &Seen<'_>) -> Found {
     Some((if share >= 2.0 * STARVED { State::Lost } else { State::Warn }, why, figure))
 }
 
-/// Packets of this namespace that were dropped before they came to a socket. The queues of CPUs are those of all namespaces, and
-/// each drop there is counted at its device too, which is one namespace's; but devices drop for other reasons as well.
+/// Packets of this namespace that were dropped before they came to a socket. The queues of CPUs are
+/// those of all namespaces, and each drop there is counted at its device too, which is one
+/// namespace's; but devices drop for other reasons as well.
 fn packets_dropped(seen: &Seen<'_>) -> u64 {
     seen.grew(|now| now.machine.softnet_drops).min(seen.grew(|now| now.machine.device_drops))
 }

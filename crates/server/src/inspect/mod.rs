@@ -1,8 +1,9 @@
-//! Looking at single connections of a server that runs: those with the largest outboxes, those that are silent, the calls that
-//! wait for longest.
+//! Looking at single connections of a server that runs: those with the largest outboxes, those that
+//! are silent, the calls that wait for longest.
 //!
-//! Nothing is kept for it: each shard goes through its table when it is asked, 4096 slots in a turn, and keeps the first
-//! [`limit`](Query::limit). A million connections are 250 turns, between which everything else goes on.
+//! Nothing is kept for it: each shard goes through its table when it is asked, 4096 slots in a
+//! turn, and keeps the first [`limit`](Query::limit). A million connections are 250 turns, between
+//! which everything else goes on.
 //!
 //! ```
 //! use ringserve::ServerControl;
@@ -19,8 +20,9 @@
 //! }
 //! ```
 //!
-//! The figures are those of the moment at which a connection's shard answered. A connection that ends meanwhile is left out, and
-//! none is there twice; one that begins meanwhile may be left out. So there may be fewer than the limit, and more next time.
+//! The figures are those of the moment at which a connection's shard answered. A connection that
+//! ends meanwhile is left out, and none is there twice; one that begins meanwhile may be left out.
+//! So there may be fewer than the limit, and more next time.
 
 mod asked;
 mod query;

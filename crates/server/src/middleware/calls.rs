@@ -15,15 +15,16 @@ use crate::shard::face::cx::Cx;
 use crate::shard::face::service::Service;
 use crate::stats::CallStats;
 
-/// Counts and logs the calls of a server, for [`Observe`](super::Observe). Clones share the counts: keep one to read, from any
-/// thread at any time, and move one into the factory.
+/// Counts and logs the calls of a server, for [`Observe`](super::Observe). Clones share the counts:
+/// keep one to read, from any thread at any time, and move one into the factory.
 ///
-/// Each shard counts for itself, so counting costs a few stores to memory that no other core writes. The clock is read only for
-/// slow calls, if [`slower_than`](Calls::slower_than) asks for them, and for one call in `n`, if
-/// [`time_one_in`](Calls::time_one_in) does.
+/// Each shard counts for itself, so counting costs a few stores to memory that no other core
+/// writes. The clock is read only for slow calls, if [`slower_than`](Calls::slower_than) asks for
+/// them, and for one call in `n`, if [`time_one_in`](Calls::time_one_in) does.
 ///
-/// The log gets each end of a call at level trace; failures and drops at level debug (the server logs a failure as a warning
-/// anyway, since it closes the connection); slow calls as warnings, at most ten a second for each shard.
+/// The log gets each end of a call at level trace; failures and drops at level debug (the server
+/// logs a failure as a warning anyway, since it closes the connection); slow calls as warnings, at
+/// most ten a second for each shard.
 #[derive(Clone, Debug, Default)]
 pub struct Calls {
     shards: Arc<Mutex<Vec<Arc<Counters>>>>,
@@ -32,14 +33,16 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// Counts and logs calls that wait longer than `time`, measured from the moment at which they begin to wait: a call that
-    /// finishes at once costs no clock read. Call this before [`on_shard`](Calls::on_shard).
+    /// Counts and logs calls that wait longer than `time`, measured from the moment at which they
+    /// begin to wait: a call that finishes at once costs no clock read. Call this before
+    /// [`on_shard`](Calls::on_shard).
     pub fn slower_than(self, time: Duration) -> Calls {
         Calls { slower_than: Some(time), ..self }
     }
 
-    /// Times one call in `calls` of each shard, beginning with the first: every call with 1, none with 0, which is the default.
-    /// Each costs two clock reads. Call this before [`on_shard`](Calls::on_shard).
+    /// Times one call in `calls` of each shard, beginning with the first: every call with 1, none
+    /// with 0, which is the default. Each costs two clock reads. Call this before
+    /// [`on_shard`](Calls::on_shard).
     pub fn time_one_in(self, calls: u32) -> Calls {
         Calls { one_in: calls, ..self }
     }
@@ -89,8 +92,8 @@ pub struct ShardCalls {
     lines: RefCell<LineLimit>,
 }
 
-/// Written by one thread, read by any. On separate cache lines, so that writes of other shards do not slow it down: 128
-/// bytes, since processors fetch lines of 64 in pairs.
+/// Written by one thread, read by any. On separate cache lines, so that writes of other shards do
+/// not slow it down: 128 bytes, since processors fetch lines of 64 in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Counters {

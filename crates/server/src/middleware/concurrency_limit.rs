@@ -11,12 +11,14 @@ use crate::shard::face::service::{Service, delegate_to_service};
 
 /// Bounds the calls in flight of a shard; further calls wait, first in, first out.
 ///
-/// For scarce things of a shard: memory for a large piece of work, places in a pool of connections. A waiting call holds up its
-/// connection as any pending call does, and its time counts towards
-/// [`Limits::handler_timeout`](crate::Limits::handler_timeout). If its connection ends meanwhile, the call leaves the queue.
+/// For scarce things of a shard: memory for a large piece of work, places in a pool of connections.
+/// A waiting call holds up its connection as any pending call does, and its time counts towards
+/// [`Limits::handler_timeout`](crate::Limits::handler_timeout). If its connection ends meanwhile,
+/// the call leaves the queue.
 ///
-/// While the shard [sheds](crate::overload::Load::Shedding) the call that came last goes first, and [`Service::shed`] is asked
-/// about one that has waited for 10 ms; [`shed_after`](ConcurrencyLimit::shed_after) does so for any queue that stands.
+/// While the shard [sheds](crate::overload::Load::Shedding) the call that came last goes first, and
+/// [`Service::shed`] is asked about one that has waited for 10 ms;
+/// [`shed_after`](ConcurrencyLimit::shed_after) does so for any queue that stands.
 #[derive(Debug)]
 pub struct ConcurrencyLimit<S> {
     service: S,
@@ -34,13 +36,15 @@ impl<S> ConcurrencyLimit<S> {
         ConcurrencyLimit { service, permits: Permits::new(max) }
     }
 
-    /// Sheds calls that wait for too long: while the oldest of those that wait has waited for more than half of `time` at each
-    /// moment of the last `10 * time`, the call that came last goes first, and one that waits for more than `time` is given to
-    /// [`Service::shed`], whatever the load of the shard. Where that has it served the call waits on, before all that came later
+    /// Sheds calls that wait for too long: while the oldest of those that wait has waited for more
+    /// than half of `time` at each moment of the last `10 * time`, the call that came last goes
+    /// first, and one that waits for more than `time` is given to [`Service::shed`], whatever the
+    /// load of the shard. Where that has it served the call waits on, before all that came later
     /// and were not asked about. 10 ms is prudent for calls of 1 ms.
     ///
-    /// Callers that each wait for their answer make such a queue too, if they are more than the bound: leave this out for them.
-    /// Without it calls are shed so, after 10 ms, only from [`Load::Shedding`](crate::overload::Load::Shedding) on.
+    /// Callers that each wait for their answer make such a queue too, if they are more than the
+    /// bound: leave this out for them. Without it calls are shed so, after 10 ms, only from
+    /// [`Load::Shedding`](crate::overload::Load::Shedding) on.
     #[must_use]
     pub fn shed_after(self, time: Duration) -> Self {
         Self { permits: self.permits.late_after(time), ..self }

@@ -36,8 +36,8 @@ use crate::shard::face::service::{Service, delegate_to_service};
 /// # is_service(service);
 /// ```
 ///
-/// and a [`CallObserver`] of your own decides for each call what it remembers: a time, a number, nothing. `Observe` itself
-/// neither reads the clock nor allocates.
+/// and a [`CallObserver`] of your own decides for each call what it remembers: a time, a number,
+/// nothing. `Observe` itself neither reads the clock nor allocates.
 #[derive(Clone, Debug)]
 pub struct Observe<S, O> {
     service: S,
@@ -61,7 +61,8 @@ impl<S, O> Observe<S, O> {
     }
 }
 
-/// Observes the calls of a service `S`. All methods run on the shard, inside the call, so they must not block.
+/// Observes the calls of a service `S`. All methods run on the shard, inside the call, so they must
+/// not block.
 pub trait CallObserver<S: Service<H>, H = ()>: 'static {
     /// State of a call in progress: `()`, or an `Option<Instant>` where its time matters.
     type Call;
@@ -69,8 +70,8 @@ pub trait CallObserver<S: Service<H>, H = ()>: 'static {
     /// A call begins.
     fn begins(&self, cx: &Cx<'_, S::Session>, frame: &Frame<H>) -> Self::Call;
 
-    /// A call is not done at once. Called once for each pending call: the moment to read the clock, if only pending calls
-    /// matter.
+    /// A call is not done at once. Called once for each pending call: the moment to read the clock,
+    /// if only pending calls matter.
     fn waits(&self, cx: &Cx<'_, S::Session>, call: &mut Self::Call) {
         let _ = (cx, call);
     }
@@ -101,7 +102,8 @@ pub enum CallEnd<'a, E> {
     Done,
     /// The call returned an error, which closes its connection.
     Failed(&'a E),
-    /// The call was dropped before it was done: its connection ended, a limit around it was exceeded, or it panicked.
+    /// The call was dropped before it was done: its connection ended, a limit around it was
+    /// exceeded, or it panicked.
     Dropped,
 }
 

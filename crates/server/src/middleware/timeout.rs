@@ -9,12 +9,13 @@ use crate::shard::face::closed::Failure;
 use crate::shard::face::cx::Cx;
 use crate::shard::face::service::{Service, delegate_to_service};
 
-/// Bounds the time of each call. A call that takes longer is dropped, and its connection closed with a
-/// [`TimeLimitError::Elapsed`].
+/// Bounds the time of each call. A call that takes longer is dropped, and its connection closed
+/// with a [`TimeLimitError::Elapsed`].
 ///
-/// [`Limits::handler_timeout`](crate::Limits::handler_timeout) bounds all calls of a server in the same way, to about 16 ms.
-/// This bound is exact to about 1 ms, belongs to one service or a part of a stack, and logs the time that the call had. A call
-/// that finishes at once costs no timer and no clock read.
+/// [`Limits::handler_timeout`](crate::Limits::handler_timeout) bounds all calls of a server in the
+/// same way, to about 16 ms. This bound is exact to about 1 ms, belongs to one service or a part of
+/// a stack, and logs the time that the call had. A call that finishes at once costs no timer and no
+/// clock read.
 ///
 /// To answer a slow call instead of closing its connection, use [`Cx::timeout`] inside the service.
 #[derive(Clone, Debug)]

@@ -1,11 +1,14 @@
-//! The share of frames for which a service is asked to shed as memory fills, however long turns are.
+//! The share of frames for which a service is asked to shed as memory fills, however long turns
+//! are.
 
-/// Grows by a twentieth of one while connections hold much: calls are what fills memory, and fewer of them let it fall. While they hold
-/// less it falls by a hundredth where the shard is busy all the time, and half of the way to what would keep it busy where it is not.
+/// Grows by a twentieth of one while connections hold much: calls are what fills memory, and fewer
+/// of them let it fall. While they hold less it falls by a hundredth where the shard is busy all
+/// the time, and half of the way to what would keep it busy where it is not.
 ///
-/// The other one is of what the share itself tells: a shard that is busy for `b` of the time with a part `1 - s` of its frames is asked
-/// for `b / (1 - s)` of what it can do. Memory answers within seconds, so steps of 100 ms are small enough. Turns answer at once, and
-/// have a law that does: [`Pace`](super::pace::Pace).
+/// The other one is of what the share itself tells: a shard that is busy for `b` of the time with a
+/// part `1 - s` of its frames is asked for `b / (1 - s)` of what it can do. Memory answers within
+/// seconds, so steps of 100 ms are small enough. Turns answer at once, and have a law that does:
+/// [`Pace`](super::pace::Pace).
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Share(f64);
 
@@ -20,7 +23,8 @@ impl Share {
         self.0
     }
 
-    /// Each 100 ms while the shard sheds: whether its connections held much, and which part of the time it was busy.
+    /// Each 100 ms while the shard sheds: whether its connections held much, and which part of the
+    /// time it was busy.
     pub(crate) fn step(&mut self, over: bool, busy: f64) {
         let next = if over {
             self.0 + 0.05

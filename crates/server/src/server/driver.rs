@@ -11,13 +11,14 @@ pub(super) const VARIABLE: &str = "RINGSERVE_DRIVER";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Driver {
-    /// io_uring where it works, which is tried at the start, else epoll. The environment variable `RINGSERVE_DRIVER`, set to
-    /// `io_uring` or `epoll`, decides instead.
+    /// io_uring where it works, which is tried at the start, else epoll. The environment variable
+    /// `RINGSERVE_DRIVER`, set to `io_uring` or `epoll`, decides instead.
     #[default]
     Auto,
     /// io_uring. If it cannot be used the server does not start, and the error says why.
     IoUring,
-    /// epoll, for hosts that block io_uring. Each connection costs a descriptor there, so `RLIMIT_NOFILE` bounds them.
+    /// epoll, for hosts that block io_uring. Each connection costs a descriptor there, so
+    /// `RLIMIT_NOFILE` bounds them.
     Epoll,
 }
 

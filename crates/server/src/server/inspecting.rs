@@ -8,12 +8,13 @@ use crate::shard::remote::control::ServerControl;
 use crate::shard::wakes::inbox::{Letter, this_shard};
 
 impl ServerControl {
-    /// Asks each shard for its connections, and waits for the answers, [one second](Query::within) at most. A shard that does
-    /// not answer by then, because a handler blocks it, is among the [silent ones](Inspection::silent_shards); the others'
-    /// connections are there. See [`inspect`](crate::inspect).
+    /// Asks each shard for its connections, and waits for the answers, [one second](Query::within)
+    /// at most. A shard that does not answer by then, because a handler blocks it, is among the
+    /// [silent ones](Inspection::silent_shards); the others' connections are there. See
+    /// [`inspect`](crate::inspect).
     ///
-    /// On a shard's own thread, in a handler or a task, it would block that shard: there it does not wait, and finds every shard
-    /// silent. Use [`inspecting`](ServerControl::inspecting) there.
+    /// On a shard's own thread, in a handler or a task, it would block that shard: there it does
+    /// not wait, and finds every shard silent. Use [`inspecting`](ServerControl::inspecting) there.
     pub fn inspect(&self, query: Query) -> Inspection {
         let within = query.within;
         let inspecting = self.inspecting(query);
@@ -23,8 +24,8 @@ impl ServerControl {
         inspecting.answer()
     }
 
-    /// Asks each shard for its connections, for code that must not block: await [`done`](Inspecting::done), within a time limit
-    /// of the caller's, and take what came.
+    /// Asks each shard for its connections, for code that must not block: await
+    /// [`done`](Inspecting::done), within a time limit of the caller's, and take what came.
     ///
     /// ```
     /// use std::time::Duration;
@@ -47,9 +48,10 @@ impl ServerControl {
         inspecting
     }
 
-    /// Closes a connection after its queued replies, as [`ConnHandle::close`](crate::ConnHandle::close): `shard` and `id` are
-    /// those of its [`ConnInfo`](crate::inspect::ConnInfo). Its shard does so in its next turn, unless the connection ended before: an id is never that of
-    /// a later connection.
+    /// Closes a connection after its queued replies, as
+    /// [`ConnHandle::close`](crate::ConnHandle::close): `shard` and `id` are those of its
+    /// [`ConnInfo`](crate::inspect::ConnInfo). Its shard does so in its next turn, unless the
+    /// connection ended before: an id is never that of a later connection.
     ///
     /// False if there is no such shard, or it ended.
     pub fn close_connection(&self, shard: usize, id: ConnId) -> bool {

@@ -14,25 +14,29 @@ use crate::error::Error;
 
 /// The runtime inside which the shards of a server run.
 ///
-/// A runtime costs something for each turn. Measured, CPU time for a request grows by some per cent under load, and by more
-/// where a turn brings a single request (docs/PERFORMANCE.md). Services and their handlers are the same on each.
+/// A runtime costs something for each turn. Measured, CPU time for a request grows by some per cent
+/// under load, and by more where a turn brings a single request (docs/PERFORMANCE.md). Services and
+/// their handlers are the same on each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Runtime {
-    /// None: the shard waits in its driver. Code that needs tokio's runtime does not work in handlers; code that needs only a
-    /// waker, such as tokio's channels and locks, does.
+    /// None: the shard waits in its driver. Code that needs tokio's runtime does not work in
+    /// handlers; code that needs only a waker, such as tokio's channels and locks, does.
     #[default]
     Own,
-    /// A current-thread runtime of tokio's for each shard, on the shard's thread, with time and I/O enabled. In factories,
-    /// handlers and tasks of the shard all of tokio works: `tokio::time`, `tokio::net`, `spawn`, `spawn_local`,
-    /// `spawn_blocking`, and crates above them, such as clients of databases. Cargo feature `runtime-tokio`.
+    /// A current-thread runtime of tokio's for each shard, on the shard's thread, with time and I/O
+    /// enabled. In factories, handlers and tasks of the shard all of tokio works: `tokio::time`,
+    /// `tokio::net`, `spawn`, `spawn_local`, `spawn_blocking`, and crates above them, such as
+    /// clients of databases. Cargo feature `runtime-tokio`.
     #[cfg(feature = "runtime-tokio")]
     Tokio,
-    /// A runtime of tokio-uring for each shard, which is one of tokio's too: its files work in handlers. It has a ring of its
-    /// own, so it needs io_uring even if the server runs on epoll. Cargo feature `runtime-tokio-uring`.
+    /// A runtime of tokio-uring for each shard, which is one of tokio's too: its files work in
+    /// handlers. It has a separate ring, so it needs io_uring even if the server runs on epoll.
+    /// Cargo feature `runtime-tokio-uring`.
     ///
-    /// Its operations do not bear the drop of a call, which the end of a connection is: an open that is dropped loses its
-    /// descriptor. Do them in a task of `tokio::task::spawn_local`, whose handle the call awaits.
+    /// Its operations do not bear the drop of a call, which the end of a connection is: an open
+    /// that is dropped loses its descriptor. Do them in a task of `tokio::task::spawn_local`, whose
+    /// handle the call awaits.
     #[cfg(feature = "runtime-tokio-uring")]
     TokioUring,
 }
@@ -59,7 +63,8 @@ impl Runtime {
         Ok(())
     }
 
-    /// Runs a future to its end inside the runtime. It is boxed, so that the runtime's loop is compiled once and not for each service.
+    /// Runs a future to its end inside the runtime. It is boxed, so that the runtime's loop is
+    /// compiled once and not for each service.
     #[cfg(feature = "runtime-tokio")]
     pub(crate) fn run<T>(self, inside: Pin<Box<dyn Future<Output = T> + '_>>) -> io::Result<T> {
         #[cfg(feature = "runtime-tokio-uring")]

@@ -16,7 +16,8 @@ use crate::shard::running::starting::Starting;
 use crate::shard::state::shard_loop::Admit;
 use crate::stats::ServerStats;
 
-/// The services of a [`Server`] with several of them. It stands in the place of a framing, since each service has its own.
+/// The services of a [`Server`] with several of them. It stands in the place of a framing, since
+/// each service has its own.
 #[doc(alias = "Several")]
 #[derive(Default)]
 pub struct MultiService {
@@ -27,9 +28,10 @@ pub struct MultiService {
 type HostedBy = Box<dyn FnOnce(Option<Admit>) -> Box<dyn Hosted> + Send>;
 
 impl Server<MultiService> {
-    /// A server of several services on the same shards: an admin port beside the public one, a second protocol, an address with
-    /// other limits. The services share connections, memory, threads and the shutdown of the server; each has its own framing,
-    /// [`Limits`](crate::Limits) and [counters](crate::stats::ServerStats::services).
+    /// A server of several services on the same shards: an admin port beside the public one, a
+    /// second protocol, an address with other limits. The services share connections, memory,
+    /// threads and the shutdown of the server; each has its own framing, [`Limits`](crate::Limits)
+    /// and [counters](crate::stats::ServerStats::services).
     ///
     /// ```no_run
     /// use ringserve::listen::{endpoints, tcp, unix};
@@ -65,8 +67,9 @@ impl Server<MultiService> {
         }
     }
 
-    /// Adds a service, reached at all of `endpoints`. `factory` is called once on each shard's thread, may fail, and may
-    /// [wait](crate::from_future()); it and what it captured live until all shards ended. There may be 32 services.
+    /// Adds a service, reached at all of `endpoints`. `factory` is called once on each shard's
+    /// thread, may fail, and may [wait](crate::from_future()); it and what it captured live until
+    /// all shards ended. There may be 32 services.
     pub fn service<E, Make>(
         mut self,
         endpoints: E,
@@ -87,8 +90,8 @@ impl Server<MultiService> {
     /// Starts the server and waits for its end, as [`Server::serve`] of one service does.
     ///
     /// # Errors
-    /// If the server cannot be started, or a shard's driver breaks. An error of one of several services names it
-    /// ([`Error::Service`]).
+    /// If the server cannot be started, or a shard's driver breaks. An error of one of several
+    /// services names it ([`Error::Service`]).
     pub fn serve(self) -> Result<(), Error> {
         self.prepared().serve()
     }
@@ -96,8 +99,8 @@ impl Server<MultiService> {
     /// Starts the server on its own threads, as [`Server::start`] of one service does.
     ///
     /// # Errors
-    /// If any shard cannot be started. Nothing is left running then, except threads of factories that block: they end when the
-    /// factories return.
+    /// If any shard cannot be started. Nothing is left running then, except threads of factories
+    /// that block: they end when the factories return.
     pub fn start(self) -> Result<ServerHandle, Error> {
         self.prepared().start(Starting::new(), None)
     }

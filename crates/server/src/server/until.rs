@@ -23,7 +23,8 @@ impl Wake for Caller {
     }
 }
 
-/// Shuts the server down at its drop, even if the future panics: the threads of the server are waited for then.
+/// Shuts the server down at its drop, even if the future panics: the threads of the server are
+/// waited for then.
 struct ShutsDown(ServerControl);
 
 impl Drop for ShutsDown {
@@ -35,7 +36,8 @@ impl Drop for ShutsDown {
     }
 }
 
-/// Polls `future` on this thread until it is done or the server ended by itself, then drains the server.
+/// Polls `future` on this thread until it is done or the server ended by itself, then drains the
+/// server.
 ///
 /// # Errors
 /// Those of [`ServerHandle::wait`].

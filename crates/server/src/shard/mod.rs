@@ -1,7 +1,8 @@
 //! A shard: what its users hold of it, the loop, and what that loop consists of.
 //!
-//! Each room uses those before it alone: [`wakes`], [`remote`], [`tasks`], [`face`], [`state`], [`admit`], [`calls`], [`messages`],
-//! [`running`]. A turn, in `running/turns.rs`, is the place to begin.
+//! Each room uses those before it alone: [`wakes`], [`remote`], [`tasks`], [`face`], [`state`],
+//! [`admit`], [`calls`], [`messages`], [`running`]. A turn, in `running/turns.rs`, is the place to
+//! begin.
 
 mod admit;
 pub(crate) mod calls;

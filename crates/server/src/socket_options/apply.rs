@@ -1,6 +1,7 @@
 //! Setting options and reading them back.
 //!
-//! A refusal of the kernel is an error; a value in another measure is a warning, once, however many listeners get the same.
+//! A refusal of the kernel is an error; a value in another measure is a warning, once, however many
+//! listeners get the same.
 
 use std::fmt;
 use std::fs;
@@ -16,8 +17,9 @@ use socket2::{Socket, TcpKeepalive};
 use super::check::SocketOptionError;
 use super::options::{KeepAlive, SocketOptions};
 
-/// A socket option without the effect it was set for. Its text has the cause and, where there is one, the fix, such as
-/// `send_buffer_bytes 8388608 was cut to 4194304 by net.core.wmem_max; raise that to have more`.
+/// A socket option without the effect it was set for. Its text has the cause and, where there is
+/// one, the fix, such as `send_buffer_bytes 8388608 was cut to 4194304 by net.core.wmem_max; raise
+/// that to have more`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketOptionWarning {
     name: &'static str,
@@ -76,7 +78,8 @@ impl Warnings {
         self.add(name, Some(given.to_string()), text);
     }
 
-    /// Warns of connections that are being made while one of two servers on a port closes its listeners.
+    /// Warns of connections that are being made while one of two servers on a port closes its
+    /// listeners.
     pub(crate) fn shared_port(&mut self) {
         if !doctor::migrates(&MachineFiles::here()) {
             let text = "share_port: net.ipv4.tcp_migrate_req is off, so a connection whose handshake takes longer than a \
@@ -205,7 +208,8 @@ impl SocketOptions {
         }
     }
 
-    /// Sets the options that a connection inherits on a socket before it connects. The start warned of differences already.
+    /// Sets the options that a connection inherits on a socket before it connects. The start warned
+    /// of differences already.
     pub(crate) fn set_before_connect(&self, socket: &Socket) -> Result<(), SocketOptionError> {
         self.set_for_connection(&mut Setting { socket, warnings: None })
     }
@@ -311,7 +315,8 @@ impl SocketOptions {
         i32::try_from(self.backlog).unwrap_or(i32::MAX)
     }
 
-    /// Warns of options that can be judged before there is a listener. `pinned` is true if the shards are.
+    /// Warns of options that can be judged before there is a listener. `pinned` is true if the
+    /// shards are.
     pub(crate) fn warn_beforehand(&self, pinned: bool, warnings: &mut Warnings) {
         let somaxconn = sysctl("net.core.somaxconn").and_then(|max| max.parse::<u32>().ok());
         if let Some(max) = somaxconn.filter(|max| *max < self.backlog) {
@@ -349,8 +354,8 @@ impl SocketOptions {
         }
     }
 
-    /// Unanswered probes after which `user_timeout` gives a silent peer up, if both are set. The kernel looks when the next
-    /// probe is due.
+    /// Unanswered probes after which `user_timeout` gives a silent peer up, if both are set. The
+    /// kernel looks when the next probe is due.
     fn probes_in_time(&self) -> Option<u32> {
         let KeepAlive { idle, interval, .. } = self.keep_alive?;
         let left = self.user_timeout?.saturating_sub(idle).as_secs_f64();

@@ -1,9 +1,10 @@
 //! The figures of a group of other servers.
 
-/// A group of equal servers that this server asks, such as an `Upstream` of the feature `upstream`, for
-/// [`Server::upstream`](crate::Server::upstream).
+/// A group of equal servers that this server asks, such as an `Upstream` of the feature `upstream`,
+/// for [`Server::upstream`](crate::Server::upstream).
 pub trait UpstreamSource: Send + Sync + 'static {
-    /// Reads what it has and did. A scrape of metrics and the admin page call it on their thread, so it must not wait.
+    /// Reads what it has and did. A scrape of metrics and the admin page call it on their thread,
+    /// so it must not wait.
     fn figures(&self) -> UpstreamFigures;
 }
 
@@ -65,7 +66,8 @@ pub struct BackendFigures {
     pub stray: u64,
 }
 
-/// Servers that are reported at most, of all groups of a server together: each is a row of the page, and labels of metrics.
+/// Servers that are reported at most, of all groups of a server together: each is a row of the
+/// page, and labels of metrics.
 pub const BACKENDS_REPORTED_MAX: usize = 200;
 
 /// Leaves servers out beyond the bound.

@@ -14,13 +14,14 @@ use super::byte_stream::Stream;
 #[cfg(feature = "tokio")]
 const BUFFER_BYTES: usize = 16 << 10;
 
-/// Copies between two streams, in both directions, until both have ended. The end of one direction is passed on as FIN while
-/// the other goes on. A slow reader slows its writer down.
+/// Copies between two streams, in both directions, until both have ended. The end of one direction
+/// is passed on as FIN while the other goes on. A slow reader slows its writer down.
 ///
-/// Each is a [`Stream`], or, with the cargo feature `tokio`, an [`AnyStream`] around an `AsyncRead` and `AsyncWrite`, such as a
-/// stream of TLS. Between two [`Stream`]s bytes are copied into the outbox, or lent to the send where 4 KiB or more arrived
-/// together, without a buffer in between. An `AnyStream` is read into a buffer of 16 KiB. Returns the bytes that went from
-/// `first` to `second`, and back.
+/// Each is a [`Stream`], or, with the cargo feature `tokio`, an [`AnyStream`] around an `AsyncRead`
+/// and `AsyncWrite`, such as a stream of TLS. Between two [`Stream`]s bytes are copied into the
+/// outbox, or lent to the send where 4 KiB or more arrived together, without a buffer in between.
+/// An `AnyStream` is read into a buffer of 16 KiB. Returns the bytes that went from `first` to
+/// `second`, and back.
 ///
 /// # Errors
 /// If a stream broke: which of the two, with the bytes that went until then.
@@ -66,8 +67,8 @@ pub struct CopyError {
     pub side: CopySide,
     /// Its error.
     pub error: io::Error,
-    /// The bytes that the second stream had taken from the first, and the first from the second. Bytes that a [`Stream`] has
-    /// taken are queued, and may not have left.
+    /// The bytes that the second stream had taken from the first, and the first from the second.
+    /// Bytes that a [`Stream`] has taken are queued, and may not have left.
     pub copied: (u64, u64),
 }
 

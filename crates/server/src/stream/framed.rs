@@ -12,11 +12,13 @@ use ringserve_core::{Frame, FrameReader, LimitError, Payload, ReadError};
 use super::byte_stream::Stream;
 use super::halves::{ReadHalf, WriteHalf};
 
-/// The start of a frame counts as held memory from this size on: below it, counting costs more than it is worth.
+/// The start of a frame counts as held memory from this size on: below it, counting costs more than
+/// it is worth.
 const COUNTED_BYTES_MIN: usize = 4096;
 
 impl Stream {
-    /// Makes a stream of frames, cut and written by `framing`: for clients of protocols of frames. It costs two allocations.
+    /// Makes a stream of frames, cut and written by `framing`: for clients of protocols of frames.
+    /// It costs two allocations.
     ///
     /// ```no_run
     /// use ringserve::framing::LengthPrefix;
@@ -50,18 +52,21 @@ impl Stream {
 ///
 /// # Reading
 ///
-/// Frames are cut as those of a service: a frame inside one received piece is not copied, a frame that spans pieces is copied
-/// once. A kept frame pins its receive buffer; see [`Frame`]. Unread frames hold the peer back, as with a stream.
+/// Frames are cut as those of a service: a frame inside one received piece is not copied, a frame
+/// that spans pieces is copied once. A kept frame pins its receive buffer; see [`Frame`]. Unread
+/// frames hold the peer back, as with a stream.
 ///
 /// # Writing
 ///
-/// Frames are queued, and all frames of a turn leave in one send. [`send`](Framed::send) waits while the outbox is over
-/// [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high), so at most that and one frame are queued.
+/// Frames are queued, and all frames of a turn leave in one send. [`send`](Framed::send) waits
+/// while the outbox is over [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high), so at
+/// most that and one frame are queued.
 ///
 /// # Several questions at once
 ///
-/// A `Framed` does not match answers to questions. A client that asks one question at a time keeps a `Framed` for each caller,
-/// or a pool of them; other clients [split](Framed::split) it, and match answers by their ids or their order.
+/// A `Framed` does not match answers to questions. A client that asks one question at a time keeps
+/// a `Framed` for each caller, or a pool of them; other clients [split](Framed::split) it, and
+/// match answers by their ids or their order.
 #[derive(Debug)]
 pub struct Framed<F> {
     reader: FramedReader<F>,
@@ -70,8 +75,9 @@ pub struct Framed<F> {
 
 impl<F: Framing> Framed<F> {
     /// Sets the largest received frame, with its header. By default it is
-    /// [`Limits::frame_bytes_max`](crate::Limits::frame_bytes_max) of the connection: upstreams have the limit of the server's
-    /// first service. A peer can make the shard hold this much for a frame that it does not end; it counts as
+    /// [`Limits::frame_bytes_max`](crate::Limits::frame_bytes_max) of the connection: upstreams
+    /// have the limit of the server's first service. A peer can make the shard hold this much for a
+    /// frame that it does not end; it counts as
     /// [held](crate::limits::ServerLimits::held_bytes_max).
     pub fn frame_bytes_max(mut self, bytes: usize) -> Framed<F> {
         self.reader.frame_bytes_max = bytes;
@@ -107,13 +113,14 @@ impl<F: Framing> Framed<F> {
         self.writer.queue(payload)
     }
 
-    /// Bytes of a frame that has begun and not ended. A connection is fit for another question if this is 0 and `poll_next` waits.
+    /// Bytes of a frame that has begun and not ended. A connection is fit for another question if
+    /// this is 0 and `poll_next` waits.
     pub fn unfinished_bytes(&self) -> usize {
         self.reader.frames.unfinished_bytes()
     }
 
-    /// Splits it into its two directions, for two tasks. The drop of the writing half sends FIN; the drop of both closes the
-    /// connection.
+    /// Splits it into its two directions, for two tasks. The drop of the writing half sends FIN;
+    /// the drop of both closes the connection.
     pub fn split(self) -> (FramedReader<F>, FramedWriter<F>) {
         (self.reader, self.writer)
     }
@@ -145,16 +152,19 @@ enum Stage {
 }
 
 impl<F: Framing> FramedReader<F> {
-    /// The next frame. `None` after the peer's last frame, and after an error. Dropping the future loses nothing.
+    /// The next frame. `None` after the peer's last frame, and after an error. Dropping the future
+    /// loses nothing.
     ///
     /// # Errors
-    /// If the peer sent bytes that are no frame, or ended in the middle of a frame, and if the connection ended. Frames before
-    /// that are returned first. The connection stays as it is until both halves are dropped.
+    /// If the peer sent bytes that are no frame, or ended in the middle of a frame, and if the
+    /// connection ended. Frames before that are returned first. The connection stays as it is until
+    /// both halves are dropped.
     pub async fn next(&mut self) -> Option<Result<Frame, FramedError>> {
         poll_fn(|task| self.poll_next(task)).await
     }
 
-    /// Polls for the next frame, as [`next`](FramedReader::next). The task that polled last is woken.
+    /// Polls for the next frame, as [`next`](FramedReader::next). The task that polled last is
+    /// woken.
     pub fn poll_next(&mut self, task: &mut Context<'_>) -> Poll<Option<Result<Frame, FramedError>>> {
         match self.stage {
             Stage::Reading => {}
@@ -236,16 +246,19 @@ pub struct FramedWriter<F> {
 }
 
 impl<F: Framing> FramedWriter<F> {
-    /// Queues one frame, once the outbox is below its high mark. A dropped future has queued nothing.
+    /// Queues one frame, once the outbox is below its high mark. A dropped future has queued
+    /// nothing.
     ///
     /// # Errors
-    /// If the connection ended, or if `payload` has no frame. Nothing is queued then, and the connection stays as it is.
+    /// If the connection ended, or if `payload` has no frame. Nothing is queued then, and the
+    /// connection stays as it is.
     pub async fn send<'p>(&self, payload: impl Into<Payload<'p>>) -> Result<(), FramedError> {
         self.ready().await.map_err(FramedError::Connection)?;
         self.queue(payload).map_err(FramedError::Payload)
     }
 
-    /// Queues one frame at once, as [`Stream::queue`] does. A frame for a connection that ended goes nowhere.
+    /// Queues one frame at once, as [`Stream::queue`] does. A frame for a connection that ended
+    /// goes nowhere.
     ///
     /// # Errors
     /// If `payload` has no frame. Nothing is queued then, and the connection stays as it is.
@@ -276,7 +289,8 @@ impl<F> fmt::Debug for FramedWriter<F> {
 /// The reason why a [`Framed`] read or wrote no frame.
 #[non_exhaustive]
 pub enum FramedError {
-    /// The connection ended otherwise than by the peer's FIN, or takes no more bytes. As from a [`Stream`].
+    /// The connection ended otherwise than by the peer's FIN, or takes no more bytes. As from a
+    /// [`Stream`].
     Connection(io::Error),
     /// The peer sent bytes that are no frame, or too large a frame.
     Malformed(FrameError),

@@ -12,8 +12,9 @@ use ringserve_core::{Frame, Payload};
 use super::byte_stream::Stream;
 
 impl Stream {
-    /// Splits the stream into its two directions, for two tasks or two futures of one task. The drop of the writing half sends
-    /// FIN, as [`end_writing`](Stream::end_writing) does; the drop of both closes the connection. It costs one allocation.
+    /// Splits the stream into its two directions, for two tasks or two futures of one task. The
+    /// drop of the writing half sends FIN, as [`end_writing`](Stream::end_writing) does; the drop
+    /// of both closes the connection. It costs one allocation.
     ///
     /// ```no_run
     /// use ringserve::{Server, Stream, stream};
@@ -39,11 +40,13 @@ impl Stream {
     }
 }
 
-/// The reading half of a [`Stream`]. See [`Stream::split`]. With the cargo feature `tokio` it is an `AsyncRead`.
+/// The reading half of a [`Stream`]. See [`Stream::split`]. With the cargo feature `tokio` it is an
+/// `AsyncRead`.
 #[derive(Debug)]
 pub struct ReadHalf(pub(super) Rc<Stream>);
 
-/// The writing half of a [`Stream`]. See [`Stream::split`]. With the cargo feature `tokio` it is an `AsyncWrite`.
+/// The writing half of a [`Stream`]. See [`Stream::split`]. With the cargo feature `tokio` it is an
+/// `AsyncWrite`.
 #[derive(Debug)]
 pub struct WriteHalf(pub(super) Rc<Stream>);
 

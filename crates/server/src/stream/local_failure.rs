@@ -2,9 +2,11 @@
 
 use std::io::{self, ErrorKind};
 
-/// True if an attempt to connect, or a connection to an upstream, failed for want of something of this process or host:
-/// descriptors, ports, memory, a place among [`ServerLimits::upstreams_max`](crate::limits::ServerLimits::upstreams_max), a thread
-/// for a look-up, or since the server ends. It says nothing of the upstream, so health checks and counts of failures leave it out.
+/// True if an attempt to connect, or a connection to an upstream, failed for want of something of
+/// this process or host: descriptors, ports, memory, a place among
+/// [`ServerLimits::upstreams_max`](crate::limits::ServerLimits::upstreams_max), a thread for a
+/// look-up, or since the server ends. It says nothing of the upstream, so health checks and counts
+/// of failures leave it out.
 ///
 /// An upstream that is named, and at which several addresses were tried, is judged by the last one.
 ///

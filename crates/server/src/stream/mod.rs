@@ -8,8 +8,8 @@
 //!                   └─ waits as long as bytes are left: then the core holds back, and pauses, as for any service
 //! ```
 //!
-//! So at most one frame is outside of the core, the task of a reader that keeps up costs no waker and no turn, and all limits
-//! apply.
+//! So at most one frame is outside of the core, the task of a reader that keeps up costs no waker
+//! and no turn, and all limits apply.
 
 pub(crate) mod byte_stream;
 pub(crate) mod connecting;

@@ -8,11 +8,13 @@ use ringserve_core::proxy::{CommandV2, Ends, write_v1, write_v2};
 use ringserve_base::peer::Peer;
 
 /// The header of the PROXY protocol at the begin of a connection to an upstream, for
-/// [`Connecting::proxy_header`](crate::net::Connecting::proxy_header): it names the client to the upstream.
+/// [`Connecting::proxy_header`](crate::net::Connecting::proxy_header): it names the client to the
+/// upstream.
 ///
-/// It also says which address the client connected to: [`Peer::local_addr`] if that is known, else the address of the listener,
-/// which says only the port if it is `0.0.0.0`. For a client without an IP address it says `UNKNOWN`. An IPv4 address in the
-/// form of IPv6 is written as IPv4 if both addresses are.
+/// It also says which address the client connected to: [`Peer::local_addr`] if that is known, else
+/// the address of the listener, which says only the port if it is `0.0.0.0`. For a client without
+/// an IP address it says `UNKNOWN`. An IPv4 address in the form of IPv6 is written as IPv4 if both
+/// addresses are.
 ///
 /// ```no_run
 /// use ringserve::net::{ProxyHeader, copy_bidirectional};
@@ -57,19 +59,21 @@ impl ProxyHeader {
         ProxyHeader::of(Version::Two(*client))
     }
 
-    /// A block of version 2 that says `LOCAL`: the connection is the server's own, such as a health check.
+    /// A block of version 2 that says `LOCAL`: the connection is the server's own, such as a health
+    /// check.
     pub fn local() -> ProxyHeader {
         ProxyHeader::of(Version::Local)
     }
 
-    /// A line of version 1 that says `UNKNOWN`, for the server's own connections: version 1 has no `LOCAL`. The receiver takes the
-    /// server for the peer.
+    /// A line of version 1 that says `UNKNOWN`, for the server's own connections: version 1 has no
+    /// `LOCAL`. The receiver takes the server for the peer.
     pub fn local_v1() -> ProxyHeader {
         ProxyHeader::of(Version::LocalOne)
     }
 
-    /// Adds a field to a block of version 2, such as those of [`Tlvs::iter`](crate::listen::Tlvs::iter): 0x02 is the name that
-    /// the client asked for, 0x05 a name for the connection. It does nothing in version 1; fields beyond 64 KiB together are
+    /// Adds a field to a block of version 2, such as those of
+    /// [`Tlvs::iter`](crate::listen::Tlvs::iter): 0x02 is the name that the client asked for, 0x05
+    /// a name for the connection. It does nothing in version 1; fields beyond 64 KiB together are
     /// left out.
     #[must_use]
     pub fn tlv(mut self, kind: u8, value: impl AsRef<[u8]>) -> ProxyHeader {

@@ -21,8 +21,8 @@ use crate::shard::face::service::{FactoryError, FactoryOutput, IntoService, Serv
 use crate::shard::tasks::session::Session;
 use crate::shard::tasks::spawned::ResetsOnPanic;
 
-/// The result of a [`Stream`](crate::Stream) handler: nothing, or a `Result` whose error is logged and closes the connection as
-/// [`HandlerError`](crate::CloseReason::HandlerError).
+/// The result of a [`Stream`](crate::Stream) handler: nothing, or a `Result` whose error is logged
+/// and closes the connection as [`HandlerError`](crate::CloseReason::HandlerError).
 pub trait StreamResult {
     /// The error of a handler.
     type Error: fmt::Display;
@@ -47,14 +47,16 @@ impl<T, E: fmt::Display> StreamResult for Result<T, E> {
     }
 }
 
-/// Serves connections as streams of bytes instead of frames. A factory returns it. `handler` is called for each connection of
-/// the shard; its future runs on that shard and need not be `Send`.
+/// Serves connections as streams of bytes instead of frames. A factory returns it. `handler` is
+/// called for each connection of the shard; its future runs on that shard and need not be `Send`.
 ///
-/// All [`Limits`] apply but [`Limits::handler_timeout`] and [`Limits::calls_in_flight_max`]: a stream may take as long as it
-/// likes. For [`Limits::first_frame_timeout`] the first byte counts. A panic resets only its connection.
+/// All [`Limits`] apply but [`Limits::handler_timeout`] and [`Limits::calls_in_flight_max`]: a
+/// stream may take as long as it likes. For [`Limits::first_frame_timeout`] the first byte counts.
+/// A panic resets only its connection.
 ///
-/// A handler may return `()` or a `Result` of any error that can be displayed. If it ends with a bare `Ok(())` after a `?`, the
-/// compiler cannot infer the error's type: write `std::io::Result::Ok(())`.
+/// A handler may return `()` or a `Result` of any error that can be displayed. If it ends with a
+/// bare `Ok(())` after a `?`, the compiler cannot infer the error's type: write
+/// `std::io::Result::Ok(())`.
 ///
 /// ```no_run
 /// use ringserve::{Server, Stream, stream};
@@ -197,7 +199,8 @@ impl<H: HandleStream> Service for Streams<H> {
     }
 }
 
-/// Runs a stream's handler. `head` is that of its connection, whose session is made before this is polled.
+/// Runs a stream's handler. `head` is that of its connection, whose session is made before this is
+/// polled.
 async fn run<H: HandleStream>(handler: Rc<Handler<H>>, head: ConnHead, shard: Shard) {
     let Ok(shared) = head.clone().downcast::<Session>() else { return };
     let _resets = ResetsOnPanic::new(head.clone(), shard.tasks().clone());

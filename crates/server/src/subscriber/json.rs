@@ -15,7 +15,8 @@ const VERSION: u32 = 1;
 /// Names of the line itself. A field of an event with one of them gets `_` behind it.
 const OWN: [&str; 6] = ["v", "ts", "level", "target", "spans", "msg"];
 
-/// An event as one line: an object of the moment, the level, the target, and the event's fields as they are named.
+/// An event as one line: an object of the moment, the level, the target, and the event's fields as
+/// they are named.
 pub(super) struct Json;
 
 impl<S, N> FormatEvent<S, N> for Json

@@ -44,7 +44,8 @@ impl Net {
         });
     }
 
-    /// Connects to an address. It takes the time that the network takes: faults delay it, and a partition holds it back.
+    /// Connects to an address. It takes the time that the network takes: faults delay it, and a
+    /// partition holds it back.
     ///
     /// # Errors
     /// `ConnectionRefused` if no server listens there.
@@ -210,7 +211,8 @@ impl ClientListener {
     }
 }
 
-/// A client's connection. Its drop closes it: with FIN, or with a reset if received bytes were not read.
+/// A client's connection. Its drop closes it: with FIN, or with a reset if received bytes were not
+/// read.
 ///
 /// With the feature `tokio` it is tokio's `AsyncRead` and `AsyncWrite`.
 pub struct ClientStream {
@@ -242,10 +244,12 @@ impl ClientStream {
         Ok(())
     }
 
-    /// Reads a line up to the next `\n`, and returns it without `\n` and `\r\n`. `None` at the end of the stream.
+    /// Reads a line up to the next `\n`, and returns it without `\n` and `\r\n`. `None` at the end
+    /// of the stream.
     ///
     /// # Errors
-    /// `UnexpectedEof` if the stream ends within a line, `InvalidData` if it is no UTF-8, or `ConnectionReset`.
+    /// `UnexpectedEof` if the stream ends within a line, `InvalidData` if it is no UTF-8, or
+    /// `ConnectionReset`.
     pub async fn line(&mut self) -> io::Result<Option<String>> {
         let mut looked_at = 0;
         loop {
@@ -324,7 +328,8 @@ impl ClientStream {
         }
     }
 
-    /// Holds back everything on this connection, in both directions, until it is [released](ClientStream::release).
+    /// Holds back everything on this connection, in both directions, until it is
+    /// [released](ClientStream::release).
     pub fn hold(&self) {
         self.with_connection(|network, connection| network.hold(connection));
     }

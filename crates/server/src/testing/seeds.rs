@@ -81,8 +81,8 @@ pub struct SeedFailure {
 }
 
 impl Seeds {
-    /// Sets the faults, by rate; none by default. Each seed draws its own mix of them ([`Faults::drawn`]). One seed in 16 has
-    /// none.
+    /// Sets the faults, by rate; none by default. Each seed draws its own mix of them
+    /// ([`Faults::drawn`]). One seed in 16 has none.
     pub fn faults(self, faults: Faults) -> Seeds {
         Seeds { faults, ..self }
     }
@@ -98,32 +98,34 @@ impl Seeds {
         Seeds { from, ..self }
     }
 
-    /// Sets the servers' clocks at the start. By default each seed draws them: zero, some time after 30 days, or a second
-    /// before a timer wheel wraps.
+    /// Sets the servers' clocks at the start. By default each seed draws them: zero, some time
+    /// after 30 days, or a second before a timer wheel wraps.
     pub fn clock_at(self, age: Duration) -> Seeds {
         Seeds { age: Some(age), ..self }
     }
 
-    /// Sets the most steps of a run, where a step is a round of a shard's loop or a poll of a client. A run of more steps fails
-    /// as one that never ends. 5 million by default, some seconds of real time.
+    /// Sets the most steps of a run, where a step is a round of a shard's loop or a poll of a
+    /// client. A run of more steps fails as one that never ends. 5 million by default, some seconds
+    /// of real time.
     pub fn steps_max(self, steps: u64) -> Seeds {
         Seeds { steps_max: steps, ..self }
     }
 
-    /// Allows panics of user code in shards that are a part of the test: those whose message satisfies `allowed`. Any other
-    /// panic fails the run.
+    /// Allows panics of user code in shards that are a part of the test: those whose message
+    /// satisfies `allowed`. Any other panic fails the run.
     pub fn allow_panics(self, allowed: impl Fn(&str) -> bool + 'static) -> Seeds {
         Seeds { allowed: Rc::new(allowed), ..self }
     }
 
-    /// Runs the test once for each seed, and each hundredth seed twice. With the environment variable `RINGSERVE_SEED` only
-    /// that seed is run, and every event is printed. With `RINGSERVE_SEEDS` every test runs that many, from the same first seed
-    /// on.
+    /// Runs the test once for each seed, and each hundredth seed twice. With the environment
+    /// variable `RINGSERVE_SEED` only that seed is run, and every event is printed. With
+    /// `RINGSERVE_SEEDS` every test runs that many, from the same first seed on.
     ///
     /// At the end of each run the servers are [drained](Sim::finish).
     ///
     /// # Panics
-    /// At the first seed that fails, with the broken rule, the last events and the command that runs the seed again.
+    /// At the first seed that fails, with the broken rule, the last events and the command that
+    /// runs the seed again.
     #[track_caller]
     pub fn run(self, test: impl Fn(&Sim)) {
         if let Some(seed) = number_of(VARIABLE) {
@@ -157,7 +159,8 @@ impl Seeds {
         self.run_seed(seed, Keeps::Prints, test)
     }
 
-    /// Runs one seed; each hundredth twice, and a failed seed again, to record the events before the failure.
+    /// Runs one seed; each hundredth twice, and a failed seed again, to record the events before
+    /// the failure.
     #[doc(hidden)]
     pub fn check(&self, seed: u64, test: &dyn Fn(&Sim)) -> Result<SeedOutcome, SeedFailure> {
         let first = match self.run_seed(seed, Keeps::Hash, test) {
@@ -271,8 +274,8 @@ fn drawn_age(seed: u64) -> Duration {
         0 | 1 => Duration::ZERO,
         2 => 30 * DAY + Duration::from_nanos(rng.below(DAY.as_nanos() as u64)),
         _ => {
-            // A wheel has steps of 2^20 or 2^24 ns and levels of 64 buckets; the last one is of 2.28 years, in which the
-            // steps that a connection keeps wrap.
+            // A wheel has steps of 2^20 or 2^24 ns and levels of 64 buckets; the last one is of
+            // 2.28 years, in which the steps that a connection keeps wrap.
             let wrap = rng.pick(&[20, 24]) + 6 * rng.range(2, 5) as u32;
             let wrap = if rng.one_in(8) { 56 } else { wrap };
             Duration::from_nanos(1 << wrap).saturating_sub(Duration::from_secs(1))

@@ -1,5 +1,5 @@
-//! Connections that came while a shard was away: they are counted, and judged by the rate of that time. And those that come to one that
-//! slept.
+//! Connections that came while a shard was away: they are counted, and judged by the rate of that
+//! time. And those that come to one that slept.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -14,7 +14,8 @@ use crate::Echo;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Connects `often` times a second for twelve seconds, eight of which the shard is away, and returns how many were served.
+/// Connects `often` times a second for twelve seconds, eight of which the shard is away, and
+/// returns how many were served.
 fn served(sim: &Sim, admission: Admission, often: u32) -> usize {
     let server = Server::bind("10.0.0.1:7000").admission(admission).framing(Lines::default());
     let server = sim.start(server, |_shard| Echo).unwrap();
@@ -68,7 +69,8 @@ fn no_more_come_behind_a_stall_than_in_its_time() {
     });
 }
 
-/// Connects once, and sixty times at once when that is `quiet` ago. Returns how many of these were served.
+/// Connects once, and sixty times at once when that is `quiet` ago. Returns how many of these were
+/// served.
 fn served_behind(sim: &Sim, admission: Admission, quiet: Duration) -> usize {
     let server = Server::bind("10.0.0.1:7000").admission(admission).framing(Lines::default());
     let server = sim.start(server, |_shard| Echo).unwrap();

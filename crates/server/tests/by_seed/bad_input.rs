@@ -1,4 +1,4 @@
-//! What is wrong at the start of a server or between its shards, and its outcome, by seed.
+//! Errors at the start of a server or between its shards, and their outcome, by seed.
 
 use std::cell::Cell;
 use std::convert::Infallible;

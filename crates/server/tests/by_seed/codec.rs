@@ -19,7 +19,7 @@ fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// What became of the connections, and handles on them.
+/// The fates of connections, and handles on them.
 #[derive(Clone, Default)]
 struct Seen {
     ends: Rc<RefCell<Vec<CloseReason>>>,
@@ -27,7 +27,8 @@ struct Seen {
     handles: Rc<RefCell<Vec<CodecHandle<LinesCodec>>>>,
 }
 
-/// Answers each line after a while. `hold` keeps the connection open, and says so at the peer's end.
+/// Answers each line after a while. `hold` keeps the connection open, and says so at the peer's
+/// end.
 struct Slow {
     seen: Seen,
     codec: LinesCodec,
@@ -356,7 +357,8 @@ impl CodecService for Keeps {
 #[test]
 fn bytes_behind_an_item_whose_call_waits_count() {
     const PEERS: usize = 20;
-    // What is behind the item, and what a connection holds at least and at most. A small item is a part of a buffer.
+    // What is behind the item, and what a connection holds at least and at most. A small item is a
+    // part of a buffer.
     for (behind, least, most) in
         [(0, 16 << 10, 20 << 10), (3000, 19 << 10, 24 << 10), (15_000, 15_000, 20 << 10)]
     {

@@ -17,12 +17,13 @@ const SECOND: Duration = Duration::from_secs(1);
 /// For how long a client's call waits.
 const HOLD: Duration = Duration::from_secs(3);
 
-/// What happens to the services of all shards.
+/// The record of what happens to the services of all shards.
 #[derive(Default)]
 struct Told {
     /// Connections of each service.
     alive: BTreeMap<&'static str, usize>,
-    /// Whose connections were told that the server drains, in their order, with the connections that there were.
+    /// The services whose connections learned of the drain, in their order, with the connections
+    /// that there were.
     draining: Vec<(&'static str, BTreeMap<&'static str, usize>)>,
     /// Calls of the replica while clients were there in a drain.
     answered: usize,
@@ -107,7 +108,8 @@ fn server(story: &Story, drain: Duration) -> Server<MultiService> {
         .service(lines(7001, "replica").drains_after("clients"), story.service("replica"))
 }
 
-/// Clients whose calls wait, and connections of the other services that ask again and again until they are closed.
+/// Clients whose calls wait, and connections of the other services that ask again and again until
+/// they are closed.
 fn come(sim: &Sim, server: &SimServer) {
     for n in 0..4 {
         let addr = server.addr_of("clients");
@@ -199,7 +201,7 @@ fn dead_shard_holds_up_no_service_that_waits() {
     });
 }
 
-/// When each of them was told, since the start.
+/// The time at which each of them learned of it, since the start.
 type Moments = Arc<Mutex<Vec<(Duration, usize)>>>;
 
 /// A server whose shards say when no client is left, and how many there are then.

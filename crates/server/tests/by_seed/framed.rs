@@ -1,4 +1,5 @@
-//! Clients of frames by seed: pieces of any size, ends in all places, peers that do not read, calls that are given up.
+//! Clients of frames by seed: pieces of any size, ends in all places, peers that do not read, calls
+//! that are given up.
 
 use std::cell::{Cell, RefCell};
 use std::error::Error;
@@ -82,7 +83,7 @@ async fn send_in_pieces(net: &Net, stream: &mut ClientStream, mut bytes: &[u8]) 
     Ok(())
 }
 
-/// Asks and hears at once, through both halves.
+/// Asks and reads at once, through both halves.
 async fn converse<F: Framing>(shard: Shard, framing: F, len_of: fn(u64) -> u64) {
     let (count, salt) = (1 + shard.random() % 40, shard.random());
     let len = move |n: u64| len_of(salt.wrapping_mul(n + 1) >> 7);
@@ -146,7 +147,7 @@ fn frames_come_whole_and_in_order_however_they_are_cut() {
     });
 }
 
-/// How a peer ends behind two whole frames, and what the client is told of it.
+/// The end of a peer after two whole frames, as the client sees it.
 #[derive(Clone, Copy, Debug)]
 enum Ending {
     Fin,

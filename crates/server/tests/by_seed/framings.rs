@@ -1,4 +1,5 @@
-//! Framings with a state, with heads and in pieces, below whole servers: by seed, with bytes that come in any portions.
+//! Framings with a state, with heads and in pieces, below whole servers: by seed, with bytes that
+//! come in any portions.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -17,7 +18,7 @@ use ringserve_server::{
 
 use crate::Echo;
 
-/// What the next bytes are.
+/// The kind of the next bytes.
 #[derive(Clone, Copy, Debug, Default)]
 enum Reads {
     /// Lines.
@@ -29,7 +30,7 @@ enum Reads {
     Frames,
 }
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Part {
     #[default]
@@ -283,7 +284,8 @@ fn half_a_frame_is_cut_again_by_the_rule_switched_to() {
             if calls > 1 {
                 me.send("later\n").await?;
             }
-            // No line, and a whole frame with the start of another: no byte more comes before they are looked at.
+            // No line, and a whole frame with the start of another: no byte more comes before they
+            // are looked at.
             me.send(b"\0\0\0\x05hello\0\0\0\x02").await?;
             assert_eq!(me.line().await?, Some(format!("a frame of 5 bytes, {}", sum_of(b"hello"))));
             me.send(b"ab").await?;

@@ -14,8 +14,8 @@ const HELD_MAX: usize = 4 << 20;
 const LIGHT: usize = 24 << 10;
 const HEAVY: usize = 700 << 10;
 
-/// Says each line again; a number gives that many bytes. Notes who was closed for the memory that it held, by the first word of its
-/// first line.
+/// Says each line again; a number gives that many bytes. Notes who was closed for the memory that
+/// it held, by the first word of its first line.
 #[derive(Clone, Default)]
 struct Giver(Rc<RefCell<Vec<String>>>);
 
@@ -41,8 +41,8 @@ impl Service for Giver {
     }
 }
 
-/// Has a number of peers each make the server hold `bytes`, one after the other within `time`: every second one by a reply that it does not read, the others by a line
-/// that does not end.
+/// Has a number of peers each make the server hold `bytes`, one after the other within `time`:
+/// every second one by a reply that it does not read, the others by a line that does not end.
 fn hold(sim: &Sim, name: &'static str, peers: usize, bytes: usize, time: Duration) {
     for n in 0..peers {
         sim.background(format!("{name}{n}"), async move |net| {
@@ -80,8 +80,8 @@ fn heaviest_go_at_the_memory_limit_and_no_innocent() {
         assert!(giver.0.borrow().is_empty());
         let held = running.stats().shards[0].held_bytes;
         assert!((HELD_MAX / 5..HELD_MAX / 4 * 3).contains(&held), "{held}");
-        // More than twice as much as there is room for, of which each keeps its part for longer than an answer takes; and some that want
-        // nothing but answers, at times large ones.
+        // More than twice as much as there is room for, of which each keeps its part for longer
+        // than an answer takes; and some that want nothing but answers, at times large ones.
         hold(sim, "heavy", 12, HEAVY, Duration::from_secs(6));
         let answers = Rc::new(Cell::new(0));
         for n in 0..6 {

@@ -1,4 +1,5 @@
-//! Keys that send faster than they may, over several connections and shards, by seed: against a model of all that was served.
+//! Keys that send faster than they may, over several connections and shards, by seed: against a
+//! model of all that was served.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -13,7 +14,7 @@ use ringserve_server::overload::{Load, Shed};
 use ringserve_server::testing::{Faults, Sim, SimServer, TestConn};
 use ringserve_server::{CloseReason, Cx, Frame, Server, Service, Shard};
 
-/// What was served of each key: the nanosecond, and the bytes.
+/// Frames served for each key: the nanosecond, and the bytes.
 type Served = HashMap<u8, Vec<(u64, usize)>>;
 
 /// Says each line again. The key is its first byte, and there is none for `-`.
@@ -64,8 +65,8 @@ fn start(sim: &Sim, shards: usize, service: &Keyed, rates: &KeyRates) -> SimServ
     sim.start(server, move |_shard| limited(service.clone(), &rates)).expect("it starts")
 }
 
-/// Panics if in any time of `t` seconds a key was served more than `burst + per_second × t` of frames, or of the bytes before
-/// the last frame.
+/// Panics if in any time of `t` seconds a key was served more than `burst + per_second × t` of
+/// frames, or of the bytes before the last frame.
 fn check(served: &[(u64, usize)], frames: (u32, u32), bytes: (u64, u64)) {
     let mut served = served.to_vec();
     // Shards are stepped one behind the other, each at its own time.

@@ -23,17 +23,18 @@ fn server(admission: Admission) -> Server<Lines> {
     Server::bind(ADDR).admission(admission).framing(Lines::default())
 }
 
-/// What became of a connection whose peer asked first.
+/// The fate of a connection whose peer asked first.
 enum Heard {
     /// It is served.
     Answer(ClientStream),
     Words,
 }
 
-/// Connects, asks at once, and hears either the answer or the words, whole, and then the end.
+/// Connects, asks at once, and reads either the answer or the words, whole, and then the end.
 async fn ask(net: &Net) -> io::Result<Heard> {
     let mut me = net.connect(ADDR).await?;
-    // More than a receive buffer, of which nothing is read: a close with unread bytes would reset, and destroy the words.
+    // More than a receive buffer, of which nothing is read: a close with unread bytes would reset,
+    // and destroy the words.
     let line = "x".repeat(1 + net.random() as usize % 3000);
     me.send(format!("{line}\n")).await?;
     let heard = me.line().await?.ok_or(io::ErrorKind::UnexpectedEof)?;

@@ -11,7 +11,8 @@ use ringserve_server::overload::{Load, Shed};
 use ringserve_server::testing::Sim;
 use ringserve_server::{Cx, Frame, Server, Service};
 
-/// What takes 4 ms of a scarce thing, of which there is one. Lines that begin with "!" are served in any case.
+/// A service whose calls need 4 ms of a resource of which there is one. Lines that begin with "!"
+/// are served in any case.
 #[derive(Clone, Default)]
 struct Scarce {
     served: Rc<Cell<u64>>,
@@ -50,8 +51,8 @@ impl Service for Scarce {
 /// When each asked, and how long it waited.
 type Waits = Vec<(Duration, Duration)>;
 
-/// Clients that ask once each, one after the other each `every`. Returns how long those had to wait that were served, and those
-/// that were not.
+/// Clients that ask once each, one after the other each `every`. Returns how long those had to wait
+/// that were served, and those that were not.
 fn ask_each(
     sim: &Sim,
     name: &'static str,
@@ -91,17 +92,19 @@ fn calls_that_waited_too_long_are_shed_and_the_rest_is_fresh() {
         let running = sim
             .start(server, move |_shard| ConcurrencyLimit::new(made.clone(), 1).shed_after(shed_after))
             .expect("the server starts");
-        // Four times what it can do, for two seconds; and some that it has to serve, which wait for no more than those before
-        // them.
+        // Four times what it can do, for two seconds; and some that it has to serve, which wait for
+        // no more than those before them.
         let storm = ask_each(sim, "storm", 2000, WORK / 4, "work");
         let urgent = ask_each(sim, "urgent", 20, Duration::from_millis(100), "!work");
         sim.run_until_done();
         let (storm, urgent) = (storm.borrow(), urgent.borrow());
         let (served, busy) = (&storm[0], &storm[1]);
-        // Nine tenths of what it can do in two seconds, of calls that take up to a millisecond longer than they ask for.
+        // Nine tenths of what it can do in two seconds, of calls that take up to a millisecond
+        // longer than they ask for.
         assert!(scarce.served.get() >= 360, "{}", scarce.served.get());
         assert!(served.len() as u64 + 20 == scarce.served.get() && busy.len() as u64 == scarce.shed.get());
-        // It takes two intervals at most to see that the queue stands. What came later is fresh, or hears soon that it is not.
+        // It takes two intervals at most to see that the queue stands. A line that came later is
+        // fresh, or soon answered as late.
         let begun = 2 * 10 * shed_after;
         assert!(worst(served, begun) <= shed_after + 4 * WORK, "{:?}", worst(served, begun));
         let fresh = || served.iter().filter(|(at, _)| *at >= begun).map(|(_, wait)| *wait);

@@ -1,4 +1,5 @@
-//! Services on whole simulated servers, by seed. One binary: each would link a whole server of every kind.
+//! Services on whole simulated servers, by seed. One binary: each would link a whole server of
+//! every kind.
 
 mod arrivals;
 mod bad_input;

@@ -1,4 +1,5 @@
-//! Services around services that keep something for each connection: alone, and in simulations by seed.
+//! Services around services that keep something for each connection: alone, and in simulations by
+//! seed.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -11,14 +12,15 @@ use ringserve_server::middleware::{AdaptiveLimit, Gradient2};
 use ringserve_server::testing::{Faults, Sim, TestConn};
 use ringserve_server::{CloseCx, Cx, Failure, Frame, Limits, OpenCx, Refusal, Server, Service, Session};
 
-/// Counts the calls of each connection, answers the one after `calls_max` with "enough", and closes.
+/// Counts the calls of each connection, answers the one after `calls_max` with "enough", and
+/// closes.
 struct Allowance<S> {
     service: S,
     calls_max: u64,
     seen: Rc<Seen>,
 }
 
-/// What a connection used of its allowance, and the session of the service inside.
+/// The part that a connection used of its allowance, and the session of the service inside.
 struct Used<T> {
     calls: Cell<u64>,
     inner: T,
@@ -26,7 +28,7 @@ struct Used<T> {
 
 impl<T: Session> Session for Used<T> {}
 
-/// What the layers saw, all together.
+/// The counts of all layers together.
 #[derive(Default)]
 struct Seen {
     opened: Cell<u64>,
@@ -100,7 +102,8 @@ impl<S: Service> Service for Allowance<S> {
     }
 }
 
-/// Adds up what each connection sends, a number in each frame, and answers with the sum, after a while for odd numbers.
+/// Adds up what each connection sends, a number in each frame, and answers with the sum, after a
+/// while for odd numbers.
 #[derive(Clone, Default)]
 struct Sums {
     /// The calls and the sum of each connection that ended.
@@ -278,7 +281,8 @@ fn hooks_of_a_service_inside_have_its_own_session() {
     });
 }
 
-/// A database that does `AT_ONCE` questions at the same time, each in 10 ms, and has the others wait in a queue.
+/// A database that does `AT_ONCE` questions at the same time, each in 10 ms, and has the others
+/// wait in a queue.
 #[derive(Clone, Default)]
 struct Database {
     asked: Rc<Cell<usize>>,

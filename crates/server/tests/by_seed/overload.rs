@@ -1,4 +1,4 @@
-//! What a service sheds, in simulations by seed.
+//! Frames that a service sheds, in simulations by seed.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -14,7 +14,8 @@ use ringserve_server::testing::{Faults, Sim};
 use ringserve_server::{Cx, Frame, Server, Service, Shard, Stream, stream};
 use tokio_util::codec::{LinesCodec, LinesCodecError};
 
-/// Says each line again, some after a while, or that it is busy. Lines that begin with "!" are always served.
+/// Says each line again, some after a while, or that it is busy. Lines that begin with "!" are
+/// always served.
 #[derive(Clone, Default)]
 struct Echo {
     shed: Rc<Cell<u64>>,
@@ -97,8 +98,8 @@ async fn echo_lines(echo: Echo, shard: Shard, mut stream: Stream) -> std::io::Re
     Ok(())
 }
 
-/// Clients that send 40 lines each and hear of each line once, in its order, while the load goes up and down. Returns what all
-/// of them heard.
+/// Clients that send 40 lines each and hear of each line once, in its order, while the load goes up
+/// and down. Returns what all of them heard.
 fn ask_under_load(sim: &Sim, running: &SimServer) -> u64 {
     let (addr, all) = (running.addr(), Rc::new(Cell::new(0)));
     for n in 0..5 {

@@ -1,5 +1,6 @@
-//! A proxy by seed: upstreams that answer, stall, reset and are kept, by readers of all sorts, where memory and places are short,
-//! until the server drains or aborts. Debug builds check every account of a shard at the end of each turn.
+//! A proxy by seed: upstreams that answer, stall, reset and are kept, by readers of all sorts,
+//! where memory and places are short, until the server drains or aborts. Debug builds check every
+//! account of a shard at the end of each turn.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, pending, poll_fn};
@@ -46,7 +47,8 @@ impl Wake for Bomb {
     }
 }
 
-/// Does something else with an upstream for each piece that comes. `readers` are tasks that read one and have not met its end.
+/// Does something else with an upstream for each piece that comes. `readers` are tasks that read
+/// one and have not met its end.
 async fn serve(mut client: Stream, kept: Rc<RefCell<Vec<Stream>>>, readers: Rc<Cell<u32>>) -> io::Result<()> {
     let shard: Shard = client.shard().clone();
     let draw = |below: u64| shard.random() % below;

@@ -1,4 +1,5 @@
-//! Listeners to which proxies connect, by seed: who is seen, what is refused and when, and headers to upstreams.
+//! Listeners to which proxies connect, by seed: who is seen, what is refused and when, and headers
+//! to upstreams.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -24,7 +25,7 @@ const LINE: &str = "PROXY TCP4 192.0.2.1 198.51.100.7 56324 443\r\n";
 /// As the service sees it.
 const CLIENT: &str = "192.0.2.1:56324";
 
-/// Where clients of simulations are.
+/// The networks of clients in simulations.
 fn trusted() -> ProxyProtocol {
     ProxyProtocol::from(["10.128.0.0/9"])
 }

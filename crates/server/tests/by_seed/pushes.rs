@@ -16,7 +16,8 @@ fn lines() -> Server<Lines> {
     Server::bind("10.0.0.1:7000").framing(Lines::default())
 }
 
-/// Gives its handle to all, or pushes to those that did: much to the first one, and then a line to the second one.
+/// Gives its handle to all, or pushes to those that did: much to the first one, and then a line to
+/// the second one.
 #[derive(Clone, Default)]
 struct Pusher(std::sync::Arc<std::sync::Mutex<Vec<ConnHandle>>>);
 
@@ -47,8 +48,8 @@ impl Service for Pusher {
     }
 }
 
-/// What is pushed to a peer that reads nothing ends in no completion, so nothing else brings the shard to the last push. Without
-/// faults, since some of them wake a shard.
+/// A push to a peer that reads nothing leads to no completion, so nothing else brings the shard to
+/// the last push. Without faults, since some of them wake a shard.
 #[test]
 fn pushes_beyond_what_a_turn_carries_out_need_no_other_call() {
     Sim::seeds(20).faults(Faults::none()).run(|sim| {

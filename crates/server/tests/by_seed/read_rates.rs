@@ -1,4 +1,5 @@
-//! Peers that send faster than they may, by seed: against a model of all that their service got, and when.
+//! Peers that send faster than they may, by seed: against a model of all that their service got,
+//! and when.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -14,10 +15,11 @@ use ringserve_server::{CloseCx, CloseReason, Cx, Frame, Limits, Server, Service,
 /// Bytes on the wire before the payload of a frame.
 const HEAD: usize = 4;
 
-/// What a service got of one connection: the nanosecond of the turn, and the bytes on the wire.
+/// Frames of one connection at the service: the nanosecond of the turn, and the bytes on the wire.
 type Got = Vec<(u64, usize)>;
 
-/// Notes what comes, and says it again. `m` in front sets limits of the connection's own: of frames, in the next two bytes.
+/// Notes what comes, and says it again. `m` in front sets limits of the connection's own: of
+/// frames, in the next two bytes.
 struct Paced {
     shard: Shard,
     got: Rc<RefCell<Vec<(String, Got)>>>,
@@ -68,8 +70,8 @@ fn frame(first: u8, len: usize) -> Vec<u8> {
     frame
 }
 
-/// Panics if in any time of `t` seconds more than `frames × (1 + t)` frames reached the service, or more than `bytes × (1 + t)`
-/// bytes of all but the last of them.
+/// Panics if in any time of `t` seconds more than `frames × (1 + t)` frames reached the service, or
+/// more than `bytes × (1 + t)` bytes of all but the last of them.
 fn check(got: &Got, frames: u32, bytes: usize) {
     for (from, (began, _)) in got.iter().enumerate() {
         let mut sum = 0;
@@ -88,8 +90,8 @@ fn check(got: &Got, frames: u32, bytes: usize) {
     }
 }
 
-/// How long `lens` take at least, if they come at once: each waits until a whole frame, and any byte, are left of what the time
-/// gave, of which a second's worth is kept.
+/// The least time for `lens`, if they come at once: each waits until a whole frame, and any byte,
+/// are left of the allowance, of which a second's worth is kept.
 fn ideal(lens: &[usize], frames: u32, bytes: usize) -> Duration {
     let (mut now, mut frames_left, mut bytes_left) = (0.0, f64::from(frames), bytes as f64);
     for len in lens {
@@ -140,7 +142,8 @@ fn frames_beyond_a_rate_wait_and_none_is_lost() {
                 }
                 assert!(me.exactly(all.len()).await? == all, "the frames come back in their order");
                 let (took, ideal) = (net.now() - began, ideal(&lens, frames, bytes));
-                // A frame is up to three steps late, and that is given back by the next one only where a second's worth is kept.
+                // A frame is up to three steps late, and that is given back by the next one only
+                // where a second's worth is kept.
                 let late = Duration::from_millis(100 + if frames == 1 { 60 * lens.len() as u64 } else { 0 });
                 assert!(took + Duration::from_millis(1) >= ideal, "{took:?}, at least {ideal:?}");
                 assert!(took <= ideal + late, "{took:?}, and it may be {ideal:?}: {lens:?}");

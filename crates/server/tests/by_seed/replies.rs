@@ -1,5 +1,5 @@
-//! Replies of every form by seed, to peers that take them slowly, partly or not at all: every byte arrives once and in order, and
-//! owned bytes are kept until they are sent, and no longer.
+//! Replies of every form by seed, to peers that take them slowly, partly or not at all: every byte
+//! arrives once and in order, and owned bytes are kept until they are sent, and no longer.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -16,7 +16,7 @@ use ringserve_server::{Cx, Frame, Limits, LocalHandle, Server, Service, SharedPa
 /// Forms in which a service can answer.
 const FORMS: u8 = 9;
 
-/// Bytes that are told apart from their neighbours and from other lengths.
+/// Bytes that differ from their neighbours and from those of other lengths.
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + at / 251 + len) as u8).collect()
 }
@@ -144,7 +144,8 @@ fn replies_of_every_form_arrive_whole_at_slow_peers() {
     assert!(answered.get() > seeds * 5, "{} answers", answered.get());
 }
 
-/// A reply whose length its prefix cannot say closes the connection after what was queued before it.
+/// A reply whose length its prefix cannot say closes the connection after what was queued before
+/// it.
 #[test]
 fn reply_longer_than_its_prefix_says_is_not_sent() {
     struct TooLong;
@@ -237,7 +238,8 @@ mod http_bodies {
         Ok(Response::new("b".repeat(request.uri().path()[1..].parse().unwrap())))
     }
 
-    /// A server whose memory a peer keeps that takes some all the time, for `seconds`, and so is not closed for others.
+    /// A server whose memory a peer keeps that takes some all the time, for `seconds`, and so is
+    /// not closed for others.
     fn used_up(sim: &Sim, seconds: u64) -> SimServer {
         let server = Server::bind("10.0.0.1:7000")
             .limits(Limits::default().outbox_bytes_max(4 << 20))

@@ -1,4 +1,5 @@
-//! What a server owes its services, by seed: an `open` that waits, accounts, and several services of one server.
+//! Duties of a server to its services, by seed: an `open` that waits, accounts, and several
+//! services of one server.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -109,7 +110,8 @@ fn peers_that_are_let_in_late_hear_of_their_own_connection() {
     });
 }
 
-/// Echoes, says a word more to frames that ask for it, and keeps the accounts of connections that ended.
+/// Echoes, says a word more to frames that ask for it, and keeps the accounts of connections that
+/// ended.
 struct Billing(Arc<Mutex<Vec<Account>>>);
 
 impl Service for Billing {
@@ -234,7 +236,7 @@ fn a_start_of_several_services_that_fails_names_the_service() {
     });
 }
 
-/// What the services of a shard share: the shard, and how many lines they heard.
+/// State that the services of a shard share: the shard, and the number of lines received.
 struct Heard {
     shard: Shard,
     lines: Cell<u64>,
@@ -365,7 +367,7 @@ fn servers_that_adopt_a_listener_answer_one_after_the_other() {
     assert_eq!(answered.get() % 11, 0, "every client of every seed is answered");
 }
 
-/// What a shard handled, in order.
+/// The events that a shard handled, in order.
 #[derive(Clone, Default)]
 struct Handled(Arc<Mutex<Vec<&'static str>>>);
 

@@ -1,4 +1,5 @@
-//! Figures that shards publish, by seed: they are those of the last turn, once the shards had a moment.
+//! Figures that shards publish, by seed: they are those of the last turn, once the shards had a
+//! moment.
 
 use std::cell::Cell;
 use std::convert::Infallible;

@@ -16,14 +16,14 @@ use super::Echo;
 
 const ADDR: &str = "10.0.0.1:7000";
 
-/// What a call takes of its shard.
+/// The time that a call takes of its shard.
 const CALL: Duration = Duration::from_micros(200);
 
-/// What the busy word takes.
+/// The time that the busy word takes.
 const WORD: Duration = Duration::from_micros(4);
 
-/// How long clients wait that hear it, in the mean: up to half as long more or less, as clients should, so that they do not come
-/// again all at once.
+/// The mean time for which clients wait that receive it: up to half as long more or less, as
+/// clients should, so that they do not come again all at once.
 const BACK_OFF: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Default)]
@@ -64,8 +64,8 @@ fn watch(sim: &Sim, running: &SimServer, time: Duration) -> Vec<(Duration, Load)
     changes
 }
 
-/// Clients that each ask for ten calls at a time until then, and wait for `pause` before they ask again, or longer where they hear
-/// that the server is busy.
+/// Clients that each ask for ten calls at a time until then, and wait for `pause` before they ask
+/// again, or longer where they hear that the server is busy.
 fn storm(sim: &Sim, clients: u32, pause: Duration, until: Duration) {
     for n in 0..clients {
         sim.client(format!("storm{n}"), async move |net| {
@@ -163,7 +163,8 @@ fn full_table_refuses_newcomers_until_there_is_room() {
         let refused = ask("refused");
         watch(sim, &running, Duration::from_millis(500));
         assert_eq!(refused.take().as_deref().map(str::trim_end), Some("busy"));
-        // A tenth of them leaves: below what keeps newcomers away, and not below what keeps the stage.
+        // A tenth of them leaves: below what keeps new connections away, and not below what keeps
+        // the stage.
         leaves.set(TABLE / 10);
         let changes = watch(sim, &running, Duration::from_secs(5));
         assert_eq!(changes, []);

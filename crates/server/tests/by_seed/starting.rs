@@ -117,7 +117,7 @@ fn all_shards_accept_once_the_last_service_is_there() {
 /// Services that are there.
 type There = Arc<AtomicUsize>;
 
-/// How many services a task of each of three shards finds there when the start is over.
+/// The number of services that a task of each of three shards finds there when the start is over.
 fn found_by_tasks<M: IntoService<Lines>>(
     sim: &Sim,
     make: impl Fn(&Shard, There) -> M + 'static,

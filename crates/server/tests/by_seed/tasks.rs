@@ -1,4 +1,5 @@
-//! Tasks, their handles and their connections, intervals, handles on connections, channels: in simulations, by seed.
+//! Tasks, their handles and their connections, intervals, handles on connections, channels: in
+//! simulations, by seed.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -394,7 +395,7 @@ fn panic_in_a_connections_task_resets_the_connection() {
     );
 }
 
-/// What a shard tells another one about a connection of its.
+/// A message to another shard about a connection of this one.
 type Given = Mesh<ConnHandle>;
 
 /// Bytes of a push.

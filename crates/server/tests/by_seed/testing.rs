@@ -22,7 +22,7 @@ fn lines() -> Server<Lines> {
     Server::bind("10.0.0.1:7000").framing(Lines::default())
 }
 
-/// What a test that fails says.
+/// The message of a test that fails.
 #[track_caller]
 fn failure(test: impl FnOnce()) -> String {
     let panic = catch_unwind(AssertUnwindSafe(test)).expect_err("the test fails");
@@ -266,7 +266,7 @@ async fn woken_by(wakes: impl FnOnce(std::task::Waker)) {
     .await;
 }
 
-/// Has a thread wake the call, once it is told to.
+/// Lets a thread wake the call, on request.
 struct Threaded(Arc<Mutex<Option<mpsc::Receiver<()>>>>, mpsc::Sender<()>);
 
 impl Service for Threaded {
@@ -560,7 +560,8 @@ impl Service for Slow {
     }
 }
 
-/// A look whether memory can be given back was due in the middle of a drain, and was due in each turn from then on.
+/// A look whether memory can be given back was due in the middle of a drain, and was due in each
+/// turn from then on.
 #[test]
 fn drain_that_waits_for_a_call_does_not_spin() {
     let limits = Limits::default().handler_timeout(None);

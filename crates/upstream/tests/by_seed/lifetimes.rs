@@ -1,4 +1,4 @@
-//! What begins and ends with clients, servers and backends.
+//! Things that begin and end with clients, servers and backends.
 
 use ringserve::limits::ServerLimits;
 use ringserve::testing::Faults;

@@ -111,7 +111,7 @@ fn server_starts_without_an_address_and_finds_one_later() {
     });
 }
 
-/// What a source does next.
+/// The next step of a source.
 #[derive(Clone)]
 enum Step {
     Finds(Vec<usize>),

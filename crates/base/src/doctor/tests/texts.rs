@@ -1,4 +1,5 @@
-//! The program and its operator: how it was built, what files of theirs say, and what is read and written as text.
+//! The program and its operator: how it was built, what files of theirs say, and what is read and
+//! written as text.
 
 use std::fs;
 use std::time::Duration;

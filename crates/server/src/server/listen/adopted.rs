@@ -80,7 +80,8 @@ impl Adopted {
         Ok(())
     }
 
-    /// Sets the options that connections inherit. The listener's own options stay as its owner wants them.
+    /// Sets the options that connections inherit. The listener's own options stay as its owner
+    /// wants them.
     pub(super) fn set(
         &self,
         options: &SocketOptions,

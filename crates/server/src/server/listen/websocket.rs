@@ -8,8 +8,8 @@ use super::addr::Bind;
 use super::transport::MakeTransport;
 use crate::error::Error;
 
-/// Puts WebSocket above what the listeners of a service with this framing have else. One of whole messages is reached by nothing
-/// else.
+/// Puts WebSocket above what the listeners of a service with this framing have else. One of whole
+/// messages is reached by nothing else.
 pub(crate) fn prepare(binds: &mut [Bind], framing: TypeId) -> Result<(), Error> {
     let takes_messages = [TypeId::of::<Messages>(), TypeId::of::<TextLines>()].contains(&framing);
     for bind in binds {

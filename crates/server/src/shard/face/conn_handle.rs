@@ -16,16 +16,19 @@ use crate::shard::wakes::awaited::Until;
 use crate::shard::wakes::inbox::{Letter, RemoteShard};
 use crate::shard::wakes::notice::notice;
 
-/// Reaches a connection from any thread: from its own shard, another shard, or a thread beside them. A clone costs two
-/// reference counts. The handle keeps neither the connection open nor its slot: once the connection has ended, the handle
-/// answers [`PushError::Gone`], whatever connection took its place.
+/// Reaches a connection from any thread: from its own shard, another shard, or a thread beside
+/// them. A clone costs two reference counts. The handle keeps neither the connection open nor its
+/// slot: once the connection has ended, the handle answers [`PushError::Gone`], whatever connection
+/// took its place.
 ///
-/// Pushes of one thread arrive in order. A push takes a lock for a few instructions, and wakes the shard if it sleeps. Code of the
-/// connection's own shard pushes behind the replies that are queued before the end of its turn, and with them in one send as a
-/// rule; a [`LocalHandle`] queues at once.
+/// Pushes of one thread arrive in order. A push takes a lock for a few instructions, and wakes the
+/// shard if it sleeps. Code of the connection's own shard pushes behind the replies that are queued
+/// before the end of its turn, and with them in one send as a rule; a [`LocalHandle`] queues at
+/// once.
 ///
-/// Handles of one connection are equal. A handle is safe as the key of a map, since the part that is compared never changes;
-/// clippy's `mutable_key_type` does not see that. `(handle.shard(), handle.id())` is a key too, and a smaller one.
+/// Handles of one connection are equal. A handle is safe as the key of a map, since the part that
+/// is compared never changes; clippy's `mutable_key_type` does not see that. `(handle.shard(),
+/// handle.id())` is a key too, and a smaller one.
 #[derive(Clone)]
 pub struct ConnHandle {
     id: ConnId,
@@ -45,7 +48,8 @@ impl ConnHandle {
         self.id
     }
 
-    /// The [index](Shard::index) of the connection's shard. With [`id`](ConnHandle::id) it names the connection in its server.
+    /// The [index](Shard::index) of the connection's shard. With [`id`](ConnHandle::id) it names
+    /// the connection in its server.
     pub fn shard(&self) -> usize {
         self.shard as usize
     }
@@ -55,21 +59,23 @@ impl ConnHandle {
         self.gate.is_gone()
     }
 
-    /// Queues one frame, encoded by the service's framing on the connection's own shard. The same `Bytes` may go to many
-    /// connections without a copy until then, and from 32 KiB on they are sent without one.
+    /// Queues one frame, encoded by the service's framing on the connection's own shard. The same
+    /// `Bytes` may go to many connections without a copy until then, and from 32 KiB on they are
+    /// sent without one.
     ///
     /// `Ok` means that the frame was queued while the connection lived, not that the peer got it.
     ///
     /// # Errors
     /// [`PushError::Full`] if the outbox, with everything on the way to it, is over
-    /// [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high) because the peer reads too slowly. The frame is not
-    /// queued; the caller drops it or closes the connection. [`PushError::Gone`] if the connection ended, or is about to.
+    /// [`Limits::outbox_bytes_high`](crate::Limits::outbox_bytes_high) because the peer reads too
+    /// slowly. The frame is not queued; the caller drops it or closes the connection.
+    /// [`PushError::Gone`] if the connection ended, or is about to.
     pub fn push(&self, payload: impl Into<Bytes>) -> Result<(), PushError> {
         self.send(payload.into(), true)
     }
 
-    /// Queues bytes as they are, as [`Cx::write`](crate::Cx::write) does: frames that were encoded before, once for many
-    /// connections. They arrive whole, between two frames.
+    /// Queues bytes as they are, as [`Cx::write`](crate::Cx::write) does: frames that were encoded
+    /// before, once for many connections. They arrive whole, between two frames.
     ///
     /// # Errors
     /// As [`push`](ConnHandle::push).
@@ -92,12 +98,13 @@ impl ConnHandle {
         })
     }
 
-    /// Waits until a push finds room; returns at once if there is room or the connection is gone. Otherwise the outbox has to
-    /// fall to [`Limits::outbox_bytes_low`](crate::Limits::outbox_bytes_low). Other pushes may fill it again before the
-    /// caller's own, so push in a loop.
+    /// Waits until a push finds room; returns at once if there is room or the connection is gone.
+    /// Otherwise the outbox has to fall to
+    /// [`Limits::outbox_bytes_low`](crate::Limits::outbox_bytes_low). Other pushes may fill it
+    /// again before the caller's own, so push in a loop.
     ///
-    /// Any executor may await it, on any thread. A wait costs an allocation and a message to the connection's shard. Dropping
-    /// the future is free.
+    /// Any executor may await it, on any thread. A wait costs an allocation and a message to the
+    /// connection's shard. Dropping the future is free.
     pub async fn ready(&self) {
         while !self.gate.is_gone() && self.gate.is_full() {
             wait(&self.remote, self.id, Until::Ready).await;
@@ -105,17 +112,19 @@ impl ConnHandle {
     }
 
     /// Waits until the connection ended and its service, if it was opened, returned from
-    /// [`Service::close`](crate::Service::close). That is later than [`is_gone`](ConnHandle::is_gone), by the time that queued
-    /// replies take to leave. The end of a shard ends its connections.
+    /// [`Service::close`](crate::Service::close). That is later than
+    /// [`is_gone`](ConnHandle::is_gone), by the time that queued replies take to leave. The end of
+    /// a shard ends its connections.
     ///
     /// Any executor may await it, as [`ready`](ConnHandle::ready).
     pub async fn closed(&self) {
         wait(&self.remote, self.id, Until::Closed).await;
     }
 
-    /// Closes the connection after its queued replies; a pending call is dropped then. Pushes find it gone at once. Its shard
-    /// carries the order out in its next turn, or as a rule at the end of this one if the caller runs on that shard: frames that
-    /// came before may still be handed over. [`Cx::close`](crate::Cx::close) closes at once.
+    /// Closes the connection after its queued replies; a pending call is dropped then. Pushes find
+    /// it gone at once. Its shard carries the order out in its next turn, or as a rule at the end
+    /// of this one if the caller runs on that shard: frames that came before may still be handed
+    /// over. [`Cx::close`](crate::Cx::close) closes at once.
     pub fn close(&self) {
         // A request that is repeated must not fill the shard's inbox.
         if self.gate.ask_close() {
@@ -123,8 +132,8 @@ impl ConnHandle {
         }
     }
 
-    /// Resets the connection in its shard's next turn, or as a rule at the end of this one if the caller runs on that shard. Pushes
-    /// find it gone at once.
+    /// Resets the connection in its shard's next turn, or as a rule at the end of this one if the
+    /// caller runs on that shard. Pushes find it gone at once.
     pub fn abort(&self) {
         if self.gate.ask_abort() {
             let _ = self.remote.send(Letter::Abort { id: self.id });
@@ -160,9 +169,10 @@ async fn wait(remote: &RemoteShard, id: ConnId, until: Until) {
     noticed.await;
 }
 
-/// Reaches a [`Stream`](crate::Stream) from any thread, as [`ConnHandle`] reaches a connection of frames. It cannot push: a
-/// stream has no frames, so pushed bytes could land in the middle of a message that its owner writes. Send bytes for a stream
-/// to its owner, through a channel or a [`Mesh`](crate::sync::Mesh); the owner writes them between two messages.
+/// Reaches a [`Stream`](crate::Stream) from any thread, as [`ConnHandle`] reaches a connection of
+/// frames. It cannot push: a stream has no frames, so pushed bytes could land in the middle of a
+/// message that its owner writes. Send bytes for a stream to its owner, through a channel or a
+/// [`Mesh`](crate::sync::Mesh); the owner writes them between two messages.
 ///
 /// ```compile_fail,E0599
 /// fn push(handle: ringserve_server::StreamHandle) {
@@ -197,8 +207,8 @@ impl StreamHandle {
         self.0.is_gone()
     }
 
-    /// Closes the connection after its queued bytes, as [`ConnHandle::close`]. Bytes that the stream's owner has yet to write
-    /// are not waited for.
+    /// Closes the connection after its queued bytes, as [`ConnHandle::close`]. Bytes that the
+    /// stream's owner has yet to write are not waited for.
     pub fn close(&self) {
         self.0.close();
     }
@@ -215,8 +225,8 @@ impl fmt::Debug for StreamHandle {
     }
 }
 
-/// Reaches a connection from other code on its own shard. The handle keeps the connection's memory, about 200 bytes and the
-/// session, from being reused, but does not keep the connection open.
+/// Reaches a connection from other code on its own shard. The handle keeps the connection's memory,
+/// about 200 bytes and the session, from being reused, but does not keep the connection open.
 #[derive(Clone)]
 pub struct LocalHandle {
     id: ConnId,
@@ -247,15 +257,17 @@ impl LocalHandle {
     /// Queues one frame, encoded by the service's framing.
     ///
     /// # Errors
-    /// [`PushError::Full`] if the outbox is over its high mark because the peer reads too slowly. The frame is not queued; the
-    /// caller drops it or closes the connection. [`PushError::Gone`] if the connection ended, or is about to.
+    /// [`PushError::Full`] if the outbox is over its high mark because the peer reads too slowly.
+    /// The frame is not queued; the caller drops it or closes the connection. [`PushError::Gone`]
+    /// if the connection ended, or is about to.
     pub fn push<'p>(&self, payload: impl Into<Payload<'p>>) -> Result<(), PushError> {
         self.room()?.reply(payload.into());
         Ok(())
     }
 
-    /// Queues one frame whose payload `write` writes in place, as in [`Cx::reply_with`](crate::Cx::reply_with). The `Ok` holds
-    /// the result of `write`, its own error included.
+    /// Queues one frame whose payload `write` writes in place, as in
+    /// [`Cx::reply_with`](crate::Cx::reply_with). The `Ok` holds the result of `write`, its own
+    /// error included.
     ///
     /// # Errors
     /// As [`push`](LocalHandle::push); `write` is not called then.
@@ -266,7 +278,8 @@ impl LocalHandle {
         Ok(self.room()?.reply_with(write))
     }
 
-    /// Queues one frame whose payload comes in parts, as in [`Cx::reply_parts`](crate::Cx::reply_parts).
+    /// Queues one frame whose payload comes in parts, as in
+    /// [`Cx::reply_parts`](crate::Cx::reply_parts).
     ///
     /// # Errors
     /// As [`push`](LocalHandle::push).
@@ -278,7 +291,8 @@ impl LocalHandle {
         Ok(())
     }
 
-    /// Queues one frame that other connections of this shard get too. It is encoded once for all connections of a service.
+    /// Queues one frame that other connections of this shard get too. It is encoded once for all
+    /// connections of a service.
     ///
     /// # Errors
     /// As [`push`](LocalHandle::push).
@@ -314,8 +328,9 @@ impl LocalHandle {
         if shared.is_full() { Err(PushError::Full) } else { Ok(shared) }
     }
 
-    /// Waits until a push finds room; returns at once if there is room or the connection is gone. Otherwise the outbox has to
-    /// fall to [`Limits::outbox_bytes_low`](crate::Limits::outbox_bytes_low).
+    /// Waits until a push finds room; returns at once if there is room or the connection is gone.
+    /// Otherwise the outbox has to fall to
+    /// [`Limits::outbox_bytes_low`](crate::Limits::outbox_bytes_low).
     pub async fn ready(&self) {
         poll_fn(|task| match self.shared.upgrade() {
             Some(shared) if shared.is_full() && !shared.is_ending() => {
@@ -328,8 +343,8 @@ impl LocalHandle {
     }
 
     /// Waits until the connection ended and its service, if it was opened, returned from
-    /// [`Service::close`](crate::Service::close). That is later than [`is_gone`](LocalHandle::is_gone), by the time that queued
-    /// replies take to leave.
+    /// [`Service::close`](crate::Service::close). That is later than
+    /// [`is_gone`](LocalHandle::is_gone), by the time that queued replies take to leave.
     pub async fn closed(&self) {
         wait(self.shard.remote(), self.id, Until::Closed).await;
     }

@@ -5,9 +5,10 @@
 //!                              └ drop, guarded               a panic: a log line, TransportError(HandlerPanicked)
 //! ```
 //!
-//! [`Transport::begin`] is guarded by who has the state machine call it, who can tell the connection: in
-//! [`ServiceLane`](super::service_lane) and [`UpstreamLane`](super::upstreams). The calls of a channel are guarded by
-//! [`LogObserver`](crate::log::LogObserver), so that no connection holds memory for its guard.
+//! [`Transport::begin`] is guarded by who has the state machine call it, who can tell the
+//! connection: in [`ServiceLane`](super::service_lane) and [`UpstreamLane`](super::upstreams). The
+//! calls of a channel are guarded by [`LogObserver`](crate::log::LogObserver), so that no
+//! connection holds memory for its guard.
 
 use std::rc::Rc;
 

@@ -13,7 +13,8 @@ use crate::shard::tasks::draining::Moment;
 use crate::shard::wakes::inbox::{Command, Letter};
 use crate::stats::StalledWork;
 
-/// The most letters at the beginning of a turn, and as many at its end: together 1 ms of short pushes.
+/// The most letters at the beginning of a turn, and as many at its end: together 1 ms of short
+/// pushes.
 const LETTERS_AT_ONCE: usize = 2048;
 
 /// The lane of the service with this number.
@@ -60,7 +61,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
         }
     }
 
-    /// Tells connections that end by themselves when they do so: those of each service once what had arrived was taken in.
+    /// Tells connections that end by themselves when they do so: those of each service once what
+    /// had arrived was taken in.
     #[cold]
     pub(crate) fn notify_leaving(&mut self, core: &Core) {
         let ends = self.common.shard.ends();
@@ -76,8 +78,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
         }
     }
 
-    /// At the end of a turn in a drain: publishes which services have no connection left here, and takes in which have none
-    /// anywhere. What waits for those goes on.
+    /// At the end of a turn in a drain: publishes which services have no connection left here, and
+    /// takes in which have none anywhere. What waits for those goes on.
     #[cold]
     pub(crate) fn step_ends(&mut self, core: &mut Core) {
         let shard = &self.common.shard;
@@ -116,7 +118,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
         }
     }
 
-    /// Carries out requests to connections, of other threads and of the shard's own code, up to the room of that part of a turn.
+    /// Carries out requests to connections, of other threads and of the shard's own code, up to the
+    /// room of that part of a turn.
     #[inline(never)]
     pub(crate) fn read_letters(&mut self, core: &mut Core, part: Part) {
         self.common.works(StalledWork::Message);
@@ -126,8 +129,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
             match letter {
                 Letter::Push { id, gate, payload, is_framed } => {
                     let bytes = Letter::bytes_of(&payload);
-                    // The framing encodes it, and the owner of the bytes drops them: user code. A connection that missed a
-                    // frame for that is reset at the end of the turn.
+                    // The framing encodes it, and the owner of the bytes drops them: user code. A
+                    // connection that missed a frame for that is reset at the end of the turn.
                     let pushed = guard(|| match core.shared(id) {
                         Some(shared) if is_framed => shared.reply(payload.into()),
                         Some(shared) => shared.write_payload(payload.into()),
@@ -163,7 +166,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
                     if walk.is_abandoned() {
                         continue;
                     }
-                    // One page in a turn, however many inspections there are: each of them has its page in one of the next turns.
+                    // One page in a turn, however many inspections there are: each of them has its
+                    // page in one of the next turns.
                     let has_more = looked || walk.step(core, &self.common.names);
                     looked = true;
                     if has_more {

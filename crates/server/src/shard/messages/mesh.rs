@@ -14,19 +14,21 @@ use super::mailbox::{Letter, Mailbox, SendError, SendFuture};
 use crate::shard::face::handle::Shard;
 use crate::shard::wakes::inbox::{OnEnd, this_shard};
 
-/// The most messages that wait for one shard, unless [`Mesh::with_capacity`] says otherwise: enough for a burst of a
-/// millisecond from dozens of shards, and 64 K messages of a few words are a few MiB.
+/// The most messages that wait for one shard, unless [`Mesh::with_capacity`] says otherwise: enough
+/// for a burst of a millisecond from dozens of shards, and 64 K messages of a few words are a few
+/// MiB.
 const CAPACITY: usize = 65_536;
 
-/// The most messages that a shard handles in a turn; the rest waits for the next turn, after the driver brought its news.
+/// The most messages that a shard handles in a turn; the rest waits for the next turn, after the
+/// driver brought its news.
 const MESSAGES_IN_A_TURN: usize = 1024;
 
-/// A way from any thread to the shards of a server, for services that keep a part of their state on each: messages `M`, and
-/// answers `A` to questions.
+/// A way from any thread to the shards of a server, for services that keep a part of their state on
+/// each: messages `M`, and answers `A` to questions.
 ///
-/// Make it before the server starts and clone it into the factory, where each shard [registers](Mesh::register) a handler.
-/// Messages from one sender to one shard arrive in order. A message costs a lock held for a few instructions, and a wake-up
-/// only if the shard sleeps.
+/// Make it before the server starts and clone it into the factory, where each shard
+/// [registers](Mesh::register) a handler. Messages from one sender to one shard arrive in order. A
+/// message costs a lock held for a few instructions, and a wake-up only if the shard sleeps.
 ///
 /// | method | is the message handled? | without room |
 /// |---|---|---|
@@ -67,8 +69,9 @@ const MESSAGES_IN_A_TURN: usize = 1024;
 /// # }
 /// ```
 ///
-/// A question costs no allocation once as many were under way before. The mailbox of the asked shard bounds questions, and from
-/// there on the callers that wait for an answer: each holds a slot of some words and of the size of `A`.
+/// A question costs no allocation once as many were under way before. The mailbox of the asked
+/// shard bounds questions, and from there on the callers that wait for an answer: each holds a slot
+/// of some words and of the size of `A`.
 pub struct Mesh<M, A = ()> {
     inner: Arc<Inner<M, A>>,
 }
@@ -109,17 +112,19 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
         Mesh::with_capacity(CAPACITY)
     }
 
-    /// Makes a mesh with room for `messages` messages to each shard, at least 1. Memory is taken as messages wait, not before.
-    /// As many more may be in the hands of the shard that handles them.
+    /// Makes a mesh with room for `messages` messages to each shard, at least 1. Memory is taken as
+    /// messages wait, not before. As many more may be in the hands of the shard that handles them.
     pub fn with_capacity(messages: usize) -> Mesh<M, A> {
         Mesh { inner: Arc::new(Inner { capacity: messages.max(1), shards: OnceLock::new() }) }
     }
 
-    /// Registers this shard, in the server's factory: from now on `handle` is called on its thread for each message, with the
-    /// shard that sent it, or `None` for another thread. Its result is the answer, if the message was a [question](Mesh::ask).
-    /// The server accepts connections after every shard's factory returned, so a service always finds all shards registered.
+    /// Registers this shard, in the server's factory: from now on `handle` is called on its thread
+    /// for each message, with the shard that sent it, or `None` for another thread. Its result is
+    /// the answer, if the message was a [question](Mesh::ask). The server accepts connections after
+    /// every shard's factory returned, so a service always finds all shards registered.
     ///
-    /// A panic in `handle` is logged, the question ends with [`AskError::Unanswered`], and the next message is handled.
+    /// A panic in `handle` is logged, the question ends with [`AskError::Unanswered`], and the next
+    /// message is handled.
     ///
     /// # Panics
     /// If this shard registered already, or a server with another number of shards uses this value.
@@ -127,7 +132,8 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
         self.register_with_reply(shard, move |from, message, reply| reply.answer(handle(from, message)));
     }
 
-    /// Registers this shard with answers that take their time: the [`Reply`] may be kept, and given to a task.
+    /// Registers this shard with answers that take their time: the [`Reply`] may be kept, and given
+    /// to a task.
     ///
     /// ```
     /// use ringserve::{Shard, sync::Mesh};
@@ -186,13 +192,15 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
         }));
     }
 
-    /// Asks a shard, which may be this one, and waits for its answer. From any thread, with any number of questions at once.
+    /// Asks a shard, which may be this one, and waits for its answer. From any thread, with any
+    /// number of questions at once.
     ///
-    /// The question is on its way when this returns, so several can be asked before the first answer is awaited.
+    /// The question is on its way when this returns, so several can be asked before the first
+    /// answer is awaited.
     ///
     /// # Errors
-    /// The [`AskError`] says why there is no answer. One or the other always comes, as long as the asked shard keeps the
-    /// question or its [`Reply`] no longer than it lives.
+    /// The [`AskError`] says why there is no answer. One or the other always comes, as long as the
+    /// asked shard keeps the question or its [`Reply`] no longer than it lives.
     pub fn ask(&self, to: usize, message: M) -> Ask<A> {
         let Some((shards, member)) = self.member(to) else { return Ask::failed(AskError::Gone) };
         let from = shards.this_one();
@@ -211,8 +219,9 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
         }
     }
 
-    /// Asks a shard as [`ask`](Mesh::ask) does, and waits for room as [`send`](Mesh::send) does if too many messages wait there.
-    /// The place of the question in the order is taken when this returns.
+    /// Asks a shard as [`ask`](Mesh::ask) does, and waits for room as [`send`](Mesh::send) does if
+    /// too many messages wait there. The place of the question in the order is taken when this
+    /// returns.
     ///
     /// # Errors
     /// As [`ask`](Mesh::ask), without [`AskError::Full`].
@@ -235,8 +244,9 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
         }
     }
 
-    /// Asks all shards, this one too, and waits for their answers: one for each shard, in order, with errors in their places.
-    /// `message` makes the question for the shard of that number; share a large one in an [`Arc`].
+    /// Asks all shards, this one too, and waits for their answers: one for each shard, in order,
+    /// with errors in their places. `message` makes the question for the shard of that number;
+    /// share a large one in an [`Arc`].
     ///
     /// The questions are on their way when this returns.
     #[doc(alias = "on_all")]
@@ -244,8 +254,9 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
         AskAll::new((0..self.count()).map(|to| self.ask(to, message(to))).collect())
     }
 
-    /// Sends a message to a shard, from any thread, and waits for room if too many wait there. Its place in the order is taken
-    /// when this returns; it has room when the future is done. Room goes to the first sender that waits.
+    /// Sends a message to a shard, from any thread, and waits for room if too many wait there. Its
+    /// place in the order is taken when this returns; it has room when the future is done. Room
+    /// goes to the first sender that waits.
     ///
     /// # Errors
     /// The message comes back: [`SendError::Gone`] if the shard ended or no shard has that number.
@@ -259,12 +270,13 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
         }
     }
 
-    /// Sends a message to each shard but this one, as [`send`](Mesh::send) does: `message` makes it for the shard of that
-    /// number. From a thread that is no shard it goes to all. Each has its place in the order when this returns, and room when
-    /// the future is done. Shards that ended are passed over.
+    /// Sends a message to each shard but this one, as [`send`](Mesh::send) does: `message` makes it
+    /// for the shard of that number. From a thread that is no shard it goes to all. Each has its
+    /// place in the order when this returns, and room when the future is done. Shards that ended
+    /// are passed over.
     ///
-    /// For one that every shard is to have, share it in an [`Arc`], and take it in here beside the call: here it is there at
-    /// once.
+    /// For one that every shard is to have, share it in an [`Arc`], and take it in here beside the
+    /// call: here it is there at once.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -284,8 +296,8 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
     /// Sends a message to a shard, from any thread, without waiting.
     ///
     /// # Errors
-    /// The message comes back: [`SendError::Full`] if too many wait there, or other senders wait for room; [`SendError::Gone`]
-    /// if the shard ended or no shard has that number.
+    /// The message comes back: [`SendError::Full`] if too many wait there, or other senders wait
+    /// for room; [`SendError::Gone`] if the shard ended or no shard has that number.
     pub fn try_send(&self, to: usize, message: M) -> Result<(), SendError<M>> {
         let Some((shards, member)) = self.member(to) else { return Err(SendError::Gone(message)) };
         let from = shards.this_one() as u32;
@@ -293,13 +305,14 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
         put.map_err(|error| error.map(|letter| letter.message))
     }
 
-    /// The shard to which a key falls: the same on every shard and thread of this build of the program. All keys spread evenly,
-    /// but the hash has no secret: a peer that chooses its keys can have all of them fall to one shard. 0 before the first shard
-    /// registered.
+    /// The shard to which a key falls: the same on every shard and thread of this build of the
+    /// program. All keys spread evenly, but the hash has no secret: a peer that chooses its keys
+    /// can have all of them fall to one shard. 0 before the first shard registered.
     ///
-    /// It is for memory alone, and not for names of files or anything else that outlives the process: another number of shards,
-    /// another version of Rust or of ringserve may give another shard. Store data under a hash of your own, with a fixed number
-    /// of parts, and give each shard some of the parts.
+    /// It is for memory alone, and not for names of files or anything else that outlives the
+    /// process: another number of shards, another version of Rust or of ringserve may give another
+    /// shard. Store data under a hash of your own, with a fixed number of parts, and give each
+    /// shard some of the parts.
     pub fn shard_of(&self, key: &(impl Hash + ?Sized)) -> usize {
         let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(key);
         (hash % self.count().max(1) as u64) as usize
@@ -316,8 +329,8 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
     }
 }
 
-/// The future of [`Mesh::send_to_others`]: done once each shard has room for its message, or ended. Dropping it takes back the
-/// messages without room.
+/// The future of [`Mesh::send_to_others`]: done once each shard has room for its message, or ended.
+/// Dropping it takes back the messages without room.
 #[must_use = "messages without room are taken back if it is dropped"]
 #[doc(alias = "SendingToOthers")]
 pub struct SendToOthers<M> {
@@ -340,7 +353,8 @@ impl<M> fmt::Debug for SendToOthers<M> {
 }
 
 impl<M, A> Members<M, A> {
-    /// The index of this thread's shard, or one behind the last for a thread that is no shard of this server.
+    /// The index of this thread's shard, or one behind the last for a thread that is no shard of
+    /// this server.
     fn this_one(&self) -> usize {
         let here = this_shard().filter(|(index, remote)| {
             let member = self.members.get(*index).and_then(OnceLock::get);

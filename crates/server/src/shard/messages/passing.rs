@@ -14,16 +14,18 @@ use crate::shard::state::services::Services;
 use crate::shard::state::shard_loop::ShardLane;
 use crate::shard::wakes::inbox::{Letter, RemoteShard};
 
-/// A shard that is ahead of another one by this many connections gives away what it accepts from a queue that all share. Without it a burst
-/// at a Unix socket stayed with the shard that was awake: 100 connections at once came to 64, 25, 11 and 0. Fewer are not worth the way.
+/// A shard that is ahead of another one by this many connections gives away what it accepts from a
+/// queue that all share. Without it a burst at a Unix socket stayed with the shard that was awake:
+/// 100 connections at once came to 64, 25, 11 and 0. Fewer are not worth the way.
 const HAND_OFF_LEAD: usize = 8;
 
-/// A shard whose turn lasts for longer gets no connection of others: what blocks it may do so for long. A turn of one that is busy
-/// takes a few milliseconds.
+/// A shard whose turn lasts for longer gets no connection of others: what blocks it may do so for
+/// long. A turn of one that is busy takes a few milliseconds.
 const BLOCKED: Duration = Duration::from_millis(50);
 
 impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
-    /// Tells the other shards how much room there is here, and looks for room there if there is none.
+    /// Tells the other shards how much room there is here, and looks for room there if there is
+    /// none.
     pub(crate) fn share_room(&self, core: &mut Core) {
         let Some(others) = &self.parts.others else { return };
         let room = if core.has_stopped() { 0 } else { core.slots_left() };
@@ -36,12 +38,14 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
         self.parts.one_queue.get(peer.listener()).is_none_or(|one_queue| *one_queue)
     }
 
-    /// True if any shard might have accepted the connection. An address that is missing does not say so: servers may leave it out.
+    /// True if any shard might have accepted the connection. An address that is missing does not
+    /// say so: servers may leave it out.
     pub(crate) fn comes_from_a_shared_queue(&self, peer: &Peer) -> bool {
         self.parts.one_queue.get(peer.listener()).is_some_and(|one_queue| *one_queue)
     }
 
-    /// True if another shard has far fewer connections, and is not blocked. All tables have the same size.
+    /// True if another shard has far fewer connections, and is not blocked. All tables have the
+    /// same size.
     pub(crate) fn is_ahead(&self, core: &Core) -> bool {
         let Some(others) = &self.parts.others else { return false };
         let (room, now) = (core.slots_left() + HAND_OFF_LEAD, self.common.now);

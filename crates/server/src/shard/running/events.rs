@@ -49,12 +49,14 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
             };
             if let Some(id) = goes_on {
                 if task & OPENING != 0 {
-                    // The goodbye of a drain comes before the first frame, which may be the last that is answered.
+                    // The goodbye of a drain comes before the first frame, which may be the last
+                    // that is answered.
                     core.dispatch(self);
                 }
                 core.run_frames(id, self);
             }
-            // If that ended the connection, its other calls are dropped before one of them is polled and its slot serves another.
+            // If that ended the connection, its other calls are dropped before one of them is
+            // polled and its slot serves another.
             core.dispatch(self);
         }
         woken.drain(..polled);

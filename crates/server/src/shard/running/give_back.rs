@@ -38,7 +38,8 @@ impl<D: Driver, V: Services> ShardLane<D, V> {
         self.parts.spare.note(self.common.now, needs, moved);
         match self.parts.spare.step() {
             Step::None if !self.parts.spare.is_due(self.common.now) => {}
-            // A shard that ends gives all of it back. A look that stayed due would keep the shard from waiting.
+            // A shard that ends gives all of it back. A look that stayed due would keep the shard
+            // from waiting.
             Step::None if self.parts.command != Command::Serve => {
                 self.parts.spare.check_later(self.common.now, moved)
             }

@@ -8,8 +8,8 @@
 //!
 //! Clear readiness *before* polling the driver; the other order can lose an edge.
 //!
-//! User code may run outside of turns here, in tasks of tokio's. If it changes connections, timers or tasks of a sleeping
-//! shard, the shard wakes up.
+//! User code may run outside of turns here, in tasks of tokio's. If it changes connections, timers
+//! or tasks of a sleeping shard, the shard wakes up.
 
 use std::future::poll_fn;
 use std::io;
@@ -29,8 +29,8 @@ use crate::shard::state::services::Services;
 use crate::shard::state::shard_loop::ShardLoop;
 use crate::stats::ShardStats;
 
-/// Turns in a row, until others of the runtime have theirs: as many as a busy server's replies need to leave, and no more
-/// than a few thousand frames.
+/// Turns in a row, until others of the runtime have theirs: as many as a busy server's replies need
+/// to leave, and no more than a few thousand frames.
 const TURNS: usize = 4;
 
 /// One timer serves all waits that end behind it by no more than this.
@@ -44,8 +44,9 @@ struct Waits {
     ends: Option<Time>,
     /// The driver may have something.
     look: bool,
-    /// Made readable by the shard itself: waiting for that lets the runtime look at its own events, and its hooks run, before
-    /// the next turn. tokio-uring submits in such a hook, which waking the future at once would skip.
+    /// Made readable by the shard itself: waiting for that lets the runtime look at its own events,
+    /// and its hooks run, before the next turn. tokio-uring submits in such a hook, which waking
+    /// the future at once would skip.
     breath: AsyncFd<OwnedFd>,
     completions: Vec<Completion>,
 }
@@ -71,7 +72,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     }
 
     async fn run_at(mut self, mut waits: Waits) -> Result<ShardStats, i32> {
-        // What a handler may do in its turn is bounded already, and all share this one's budget otherwise.
+        // What a handler may do in its turn is bounded already, and all share this one's budget
+        // otherwise.
         let end = tokio::task::coop::unconstrained(poll_fn(|task| self.poll_turns(&mut waits, task))).await;
         end.inspect_err(|_| self.broken())
     }
@@ -173,7 +175,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
     }
 }
 
-/// Deprecated since a type may lie about its descriptor, which this one does not; what replaces it is unsafe.
+/// Deprecated since a type may lie about its descriptor, which this one does not; what replaces it
+/// is unsafe.
 #[allow(deprecated)]
 fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(fd, Interest::READABLE)

@@ -7,7 +7,8 @@ use super::shard_loop::Common;
 use crate::log::LogObserver;
 use crate::shard::Core;
 
-/// The services of a shard. Where there is one its lane is all of it, and everything is compiled for it.
+/// The services of a shard. Where there is one its lane is all of it, and everything is compiled
+/// for it.
 ///
 /// None of this panics: what user code panics with is reported, and its connection ended.
 pub(crate) trait Services: 'static {
@@ -41,7 +42,8 @@ pub(crate) trait Services: 'static {
     /// A connection is gone.
     fn ended(&mut self, common: &mut Common, ended: EndedConn);
 
-    /// Polls a call, or an `open`, that was woken. Returns its connection, if that may have further frames.
+    /// Polls a call, or an `open`, that was woken. Returns its connection, if that may have further
+    /// frames.
     fn resume(&mut self, common: &mut Common, core: &mut Core, task: u32) -> Option<ConnId>;
 
     /// Drops what is kept for further calls.

@@ -10,8 +10,9 @@ use super::spawned::{LocalTasks, Recorded};
 
 /// A task of a shard. Awaiting it returns the task's output, or the reason why there is none.
 ///
-/// Its drop detaches the task, which goes on. A handle stays on the shard's thread, as the task does. If it is dropped before
-/// the task ends, it costs no allocation; an output that is not fetched stays in the task's memory until the handle is dropped.
+/// Its drop detaches the task, which goes on. A handle stays on the shard's thread, as the task
+/// does. If it is dropped before the task ends, it costs no allocation; an output that is not
+/// fetched stays in the task's memory until the handle is dropped.
 ///
 /// ```
 /// # use ringserve::{Cx, task::JoinError};
@@ -23,7 +24,8 @@ use super::spawned::{LocalTasks, Recorded};
 /// ```
 ///
 /// # Panics
-/// If it is polled again after its result. A task that awaits its own handle waits until it is aborted.
+/// If it is polled again after its result. A task that awaits its own handle waits until it is
+/// aborted.
 pub struct JoinHandle<T> {
     tasks: LocalTasks,
     recorded: Recorded,
@@ -35,8 +37,8 @@ impl<T> JoinHandle<T> {
         JoinHandle { tasks, recorded, output: PhantomData }
     }
 
-    /// Drops the task's future: now, or, if it is being polled, right after that. The handle then returns
-    /// [`JoinError::Aborted`]. A task that ended keeps its result.
+    /// Drops the task's future: now, or, if it is being polled, right after that. The handle then
+    /// returns [`JoinError::Aborted`]. A task that ended keeps its result.
     pub fn abort(&self) {
         self.tasks.abort(self.recorded.task);
     }
@@ -111,7 +113,8 @@ impl std::error::Error for JoinError {}
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SpawnError {
-    /// The connection has [`Limits::connection_tasks_max`](crate::Limits::connection_tasks_max) tasks already.
+    /// The connection has [`Limits::connection_tasks_max`](crate::Limits::connection_tasks_max)
+    /// tasks already.
     Full,
     /// The connection ended, or ends after its queued replies.
     Gone,

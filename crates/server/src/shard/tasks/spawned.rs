@@ -95,7 +95,8 @@ impl LocalTasks {
         Recorded { task: self.begin(future, record), record }
     }
 
-    /// The same for one that ends with its connection. `None` if that has `tasks_max` already: then the future is dropped.
+    /// The same for one that ends with its connection. `None` if that has `tasks_max` already: then
+    /// the future is dropped.
     pub(crate) fn spawn_owned(&self, owner: ConnId, tasks_max: usize, future: Boxed) -> Option<Recorded> {
         let mut inner = self.inner.state.borrow_mut();
         if inner.owned.get(&owner.slot()).is_some_and(|tasks| tasks.len() >= tasks_max) {
@@ -231,7 +232,8 @@ impl LocalTasks {
         }
     }
 
-    /// Drops a task's future, or lets it be dropped once its poll is over. Nothing happens if it is done.
+    /// Drops a task's future, or lets it be dropped once its poll is over. Nothing happens if it is
+    /// done.
     pub(crate) fn abort(&self, task: TaskId) {
         self.end(task, Outcome::Aborted);
     }
