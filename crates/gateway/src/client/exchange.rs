@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::{Body, Incoming};
-use hyper::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING};
+use hyper::header::{
+    CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING,
+};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Uri, Version};
 use ringserve_server::Shard;
@@ -159,9 +161,17 @@ impl HttpClient {
         &self.inner.upstream
     }
 
-    /// Keeps as much of the body as [`HttpUpstream::replay_bytes_max`] says.
-    pub(crate) fn keep(&self, body: Incoming, bytes_max: u64) -> BodyKeeper {
-        BodyKeeper::new(Source::Client(body), bytes_max, self.inner.upstream.kept_bytes_max())
+    /// Keeps as much of the body as [`HttpUpstream::replay_bytes_max`] says, if its request may be
+    /// sent again.
+    pub(crate) fn keep(
+        &self,
+        body: Incoming,
+        bytes_max: u64,
+        is_idempotent: bool,
+        guarded: Box<[HeaderName]>,
+    ) -> BodyKeeper {
+        let kept_max = if is_idempotent { self.inner.upstream.kept_bytes_max() } else { 0 };
+        BodyKeeper::new(Source::Client(body), bytes_max, kept_max).without(guarded)
     }
 
     /// Sends a request, to other backends too if that fails and it may be sent again.

@@ -10,6 +10,10 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::header::{AUTHORIZATION, COOKIE, EXPECT, HOST, HeaderName, MAX_FORWARDS, RANGE, TE, VIA};
+
+use crate::fields::forwarded::is_of_a_proxy;
+use crate::fields::strip::{Direction, strip};
 
 /// An error of any body.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
@@ -53,6 +57,10 @@ struct Shared {
     is_ended: Cell<bool>,
     /// Pieces that were taken.
     taken: Cell<u64>,
+    /// Pieces of those that are kept that the newest body has sent.
+    sent: Cell<usize>,
+    /// Nothing more is kept once it has sent them.
+    is_forgotten: Cell<bool>,
 }
 
 struct State {
@@ -62,9 +70,14 @@ struct State {
     kept_bytes: usize,
     kept_max: usize,
     trailers: Option<HeaderMap>,
+    /// Fields that are no trailers, in addition to those that never are.
+    guarded: Box<[HeaderName]>,
     bytes: u64,
     bytes_max: u64,
 }
+
+/// The memory of a piece beside its bytes.
+const PIECE_BYTES: usize = 64;
 
 impl BodyKeeper {
     pub(crate) fn new(source: Source, bytes_max: u64, kept_max: usize) -> BodyKeeper {
@@ -78,6 +91,7 @@ impl BodyKeeper {
             kept_bytes: 0,
             kept_max,
             trailers: None,
+            guarded: Box::default(),
             bytes: 0,
             bytes_max,
         };
@@ -86,39 +100,64 @@ impl BodyKeeper {
             fault: Cell::default(),
             is_ended: Cell::new(is_ended),
             taken: Cell::default(),
+            sent: Cell::default(),
+            is_forgotten: Cell::default(),
         };
         BodyKeeper { shared: Rc::new(shared) }
     }
 
+    /// Leaves these out of the trailers.
+    pub(crate) fn without(self, guarded: Box<[HeaderName]>) -> BodyKeeper {
+        self.shared.state.borrow_mut().guarded = guarded;
+        self
+    }
+
     /// The body from its front. What another one of these had taken is in it, if that was kept.
     pub(crate) fn body(&self) -> RequestBody {
+        self.shared.sent.set(0);
         RequestBody { shared: self.shared.clone(), at: 0, has_trailers: true }
     }
 
     /// True if all that was taken of it is kept, so that it can be sent again.
     pub(crate) fn can_be_sent(&self) -> bool {
         self.shared.fault.get().is_none()
+            && !self.shared.is_forgotten.get()
             && (self.shared.taken.get() == 0 || self.shared.state.borrow().kept.is_some())
     }
 
-    /// Keeps nothing more: an answer came.
+    /// Keeps nothing more: an answer came. What the newest body has yet to send of the front goes
+    /// once it did.
     pub(crate) fn forget(&self) {
-        let kept = self.shared.state.borrow_mut().kept.take();
-        drop(kept);
+        self.shared.is_forgotten.set(true);
+        self.shared.let_go();
     }
 
     pub(crate) fn fault(&self) -> Option<BodyFault> {
         self.shared.fault.get()
     }
 
-    /// True if it was taken to its end.
+    /// True if the newest body sent it to its end.
     pub(crate) fn is_ended(&self) -> bool {
+        let state = self.shared.state.borrow();
         self.shared.is_ended.get()
+            && state.kept.as_ref().is_none_or(|kept| self.shared.sent.get() >= kept.len())
     }
 
     /// A number that grows as it is taken.
     pub(crate) fn taken(&self) -> u64 {
         self.shared.taken.get()
+    }
+}
+
+impl Shared {
+    /// Drops the front if it is forgotten and sent.
+    fn let_go(&self) {
+        let mut state = self.state.borrow_mut();
+        if self.is_forgotten.get() && state.kept.as_ref().is_some_and(|kept| self.sent.get() >= kept.len()) {
+            let kept = state.kept.take();
+            drop(state);
+            drop(kept);
+        }
     }
 }
 
@@ -148,6 +187,23 @@ impl Source {
     }
 }
 
+/// Removes what a server might take for a field of the head that this gateway wrote (RFC 9110, 6.5.1).
+fn remove_fields(trailers: &mut HeaderMap, guarded: &[HeaderName]) {
+    let is_of_the_head = |name: &HeaderName| {
+        let text = name.as_str();
+        is_of_a_proxy(name)
+            || [AUTHORIZATION, COOKIE, EXPECT, HOST, MAX_FORWARDS, RANGE, TE, VIA].contains(name)
+            || text.starts_with("content-")
+            || text.contains('_')
+            || guarded.contains(name)
+    };
+    let names: Vec<HeaderName> = trailers.keys().filter(|name| is_of_the_head(name)).cloned().collect();
+    names.iter().for_each(|name| _ = trailers.remove(name));
+    if strip(trailers, Direction::ToUpstream { has_underscores: false }).is_err() {
+        trailers.clear();
+    }
+}
+
 /// The body that hyper sends.
 pub(crate) struct RequestBody {
     shared: Rc<Shared>,
@@ -157,6 +213,12 @@ pub(crate) struct RequestBody {
 }
 
 impl RequestBody {
+    fn count(&mut self) {
+        self.at += 1;
+        self.shared.sent.set(self.at);
+        self.shared.let_go();
+    }
+
     /// The next piece from its source, which is kept if there is room.
     fn poll_source(&self, task: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyFault>>> {
         let shared = &*self.shared;
@@ -173,17 +235,22 @@ impl RequestBody {
             }
         };
         shared.taken.set(shared.taken.get() + 1);
-        let Some(data) = frame.data_ref() else {
-            state.trailers = frame.trailers_ref().cloned();
-            shared.is_ended.set(true);
-            return Poll::Ready(Some(Ok(frame)));
+        let frame = match frame.into_trailers() {
+            Ok(mut trailers) => {
+                remove_fields(&mut trailers, &state.guarded);
+                state.trailers = Some(trailers.clone());
+                shared.is_ended.set(true);
+                return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+            }
+            Err(frame) => frame,
         };
+        let Some(data) = frame.data_ref() else { return Poll::Ready(Some(Ok(frame))) };
         state.bytes += data.len() as u64;
         if state.bytes > state.bytes_max {
             shared.fault.set(Some(BodyFault::TooLong));
             return Poll::Ready(Some(Err(BodyFault::TooLong)));
         }
-        state.kept_bytes += data.len();
+        state.kept_bytes += data.len() + PIECE_BYTES;
         if state.kept_bytes > state.kept_max {
             let kept = state.kept.take();
             drop(kept);
@@ -211,7 +278,7 @@ impl Body for RequestBody {
             state.kept.as_ref().and_then(|kept| kept.get(self.at)).cloned()
         };
         if let Some(piece) = kept {
-            self.at += 1;
+            self.count();
             return Poll::Ready(Some(Ok(Frame::data(piece))));
         }
         if self.shared.is_ended.get() {
@@ -220,7 +287,7 @@ impl Body for RequestBody {
             return Poll::Ready(trailers.filter(|_| is_first).map(|trailers| Ok(Frame::trailers(trailers))));
         }
         let frame = ready!(self.poll_source(task));
-        self.at += 1;
+        self.count();
         if frame.as_ref().is_some_and(|frame| frame.as_ref().is_ok_and(Frame::is_trailers)) {
             self.has_trailers = false;
         }
@@ -324,7 +391,7 @@ mod tests {
 
     #[test]
     fn body_that_fits_can_be_sent_again() {
-        let keeper = keeper(&["ab", "cd", "ef"], 100, 6);
+        let keeper = keeper(&["ab", "cd", "ef"], 100, 6 + 3 * PIECE_BYTES);
         let mut first = keeper.body();
         assert_eq!(next(&mut first), Some(Ok("ab".into())));
         assert_eq!(next(&mut first), Some(Ok("cd".into())));
@@ -337,7 +404,7 @@ mod tests {
 
     #[test]
     fn longer_body_is_sent_once() {
-        let keeper = keeper(&["ab", "cd"], 100, 3);
+        let keeper = keeper(&["ab", "cd"], 100, 3 + 2 * PIECE_BYTES);
         assert!(keeper.can_be_sent());
         assert_eq!(all(keeper.body()), "abcd");
         assert!(!keeper.can_be_sent());
@@ -345,12 +412,36 @@ mod tests {
 
     #[test]
     fn body_is_not_sent_again_once_it_is_forgotten() {
-        let keeper = keeper(&["ab", "cd"], 100, 10);
+        let keeper = keeper(&["ab", "cd"], 100, 1000);
         let mut first = keeper.body();
         assert_eq!(next(&mut first), Some(Ok("ab".into())));
         keeper.forget();
         assert!(!keeper.can_be_sent());
         assert_eq!(all(first), "cd");
+    }
+
+    #[test]
+    fn replay_is_whole_though_its_answer_came_before() {
+        let keeper = keeper(&["ab", "cd", "ef"], 100, 1000);
+        assert_eq!(all(keeper.body()), "abcdef");
+        let mut second = keeper.body();
+        assert_eq!(next(&mut second), Some(Ok("ab".into())));
+        keeper.forget();
+        assert!(!keeper.can_be_sent() && !keeper.is_ended() && !second.is_end_stream());
+        assert_eq!(all(second), "cdef");
+        assert!(keeper.is_ended());
+    }
+
+    #[test]
+    fn trailers_have_no_fields_of_the_head() {
+        let lines =
+            [("x-forwarded-for", "1.1.1.1"), ("x-user", "root"), ("x_a", "1"), ("x-sum", "7"), ("te", "x")];
+        let mut trailers: HeaderMap = lines
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), value.parse().expect("a value")))
+            .collect();
+        remove_fields(&mut trailers, &[HeaderName::from_static("x-user")]);
+        assert_eq!(trailers.keys().collect::<Vec<_>>(), ["x-sum"]);
     }
 
     #[test]
@@ -367,7 +458,7 @@ mod tests {
     fn trailers_are_sent_again_too() {
         let mut frames = VecDeque::from([Frame::data(Bytes::from_static(b"a"))]);
         frames.push_back(Frame::trailers(HeaderMap::new()));
-        let keeper = BodyKeeper::new(Source::Other(Box::pin(Pieces(frames))), 100, 10);
+        let keeper = BodyKeeper::new(Source::Other(Box::pin(Pieces(frames))), 100, 1000);
         assert_eq!(all(keeper.body()), "atrailers");
         assert_eq!(all(keeper.body()), "atrailers");
     }

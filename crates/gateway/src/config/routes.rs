@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use hyper::header::{HeaderName, HeaderValue};
-use hyper::{Method, StatusCode};
+use hyper::{Method, StatusCode, Uri};
 
 use super::error::ConfigError;
 use super::reader::{Section, Value};
@@ -99,6 +99,9 @@ fn read(section: &Section<'_>, upstreams: &Upstreams) -> Result<Route> {
     }
     if section.take("raw_path").map_or(Ok(false), |value| value.boolean())? {
         route = route.raw_paths();
+    }
+    if section.take("idempotency_keys").map_or(Ok(false), |value| value.boolean())? {
+        route = route.idempotency_keys();
     }
     access(route, section, upstreams)
 }
@@ -202,11 +205,15 @@ fn timeouts(section: &Section<'_>) -> Result<RouteTimeouts> {
 /// Who may use a route, and how much.
 fn access(mut route: Route, section: &Section<'_>, upstreams: &Upstreams) -> Result<Route> {
     const NETWORK: &str = "a network such as \"10.0.0.0/8\"";
+    let networks = |value: &Value<'_>| match value.parsed_list(NETWORK)? {
+        list if list.is_empty() => Err(value.error("it has no network")),
+        list => Ok(list),
+    };
     if let Some(value) = section.take("allow") {
-        route = route.allow(value.parsed_list(NETWORK)?);
+        route = route.allow(networks(&value)?);
     }
     if let Some(value) = section.take("deny") {
-        route = route.deny(value.parsed_list(NETWORK)?);
+        route = route.deny(networks(&value)?);
     }
     if let Some(value) = section.take("rate") {
         route = rate(route, &value)?;
@@ -247,8 +254,13 @@ fn auth(route: Route, section: &Section<'_>, upstreams: &Upstreams) -> Result<Ro
         (Some(forward), None) => {
             let upstream = named(&forward, forward.string()?, upstreams)?;
             let path = match &path {
-                Some(path) if path.string()?.starts_with('/') => path.string()?,
-                Some(path) => return Err(path.error("a path begins with `/`")),
+                Some(path) if !path.string()?.starts_with('/') => {
+                    return Err(path.error("a path begins with `/`"));
+                }
+                Some(path) if path.string()?.parse::<Uri>().is_err() => {
+                    return Err(path.error("it is no path"));
+                }
+                Some(path) => path.string()?,
                 None => "/",
             };
             let copied = copy.map_or(Ok(Vec::new()), |value| value.parsed_list("a name of a field"))?;

@@ -83,6 +83,12 @@ impl FieldEdits {
         Ok(self)
     }
 
+    /// The fields that change.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &HeaderName> {
+        let set = self.set.iter().chain(&self.added).map(|(name, _)| name);
+        self.removed.iter().chain(set)
+    }
+
     pub(crate) fn apply(&self, fields: &mut HeaderMap) {
         for name in &self.removed {
             fields.remove(name);

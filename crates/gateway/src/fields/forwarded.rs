@@ -4,11 +4,13 @@ use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 
 use hyper::Version;
-use hyper::header::{FORWARDED, HeaderMap, HeaderValue, VIA};
+use hyper::header::{FORWARDED, HeaderMap, HeaderName, HeaderValue, VIA};
 use ipnet::IpNet;
 
 use super::host::port_of;
-use super::names::{X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PORT, X_FORWARDED_PROTO, X_REQUEST_ID};
+use super::names::{
+    X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PORT, X_FORWARDED_PROTO, X_REAL_IP, X_REQUEST_ID,
+};
 
 /// The fields by which an upstream is informed of the client.
 #[non_exhaustive]
@@ -52,25 +54,33 @@ impl ForwardingRules {
         self.trusted.iter().any(|network| network.contains(&ip))
     }
 
-    /// The client's address: that of the peer, or what trusted proxies say of it.
-    pub(crate) fn client_ip(&self, fields: &HeaderMap, addr: Option<SocketAddr>) -> Option<IpAddr> {
-        let mut ip = addr?.ip().to_canonical();
-        if !self.trusts(addr) {
-            return Some(ip);
-        }
+    /// The client's address: that of the peer, or what trusted proxies say of it in the field of
+    /// these rules. `Ok(None)` on a Unix socket.
+    ///
+    /// # Errors
+    /// A trusted proxy names its client in a way that is no address.
+    pub(crate) fn client_ip(
+        &self,
+        fields: &HeaderMap,
+        addr: Option<SocketAddr>,
+    ) -> Result<Option<IpAddr>, NoAddress> {
+        let Some(addr) = addr else { return Ok(None) };
+        let mut ip = addr.ip().to_canonical();
+        let is_rfc7239 = self.forwarded == ForwardedFields::Rfc7239;
+        let name = if is_rfc7239 { FORWARDED } else { X_FORWARDED_FOR };
+        let lines: Vec<&HeaderValue> = fields.get_all(name).iter().collect();
         // From the last one on: what stands before the first that is not trusted may be invented.
-        let lines: Vec<&HeaderValue> = fields.get_all(X_FORWARDED_FOR).iter().collect();
         for line in lines.iter().rev() {
-            let Ok(text) = line.to_str() else { return Some(ip) };
+            let text = line.to_str().map_err(|_| NoAddress)?;
             for word in text.rsplit(',') {
-                let Some(found) = ip_of(word.trim()) else { return Some(ip) };
-                ip = found;
                 if !self.trusts(Some(SocketAddr::new(ip, 0))) {
-                    return Some(ip);
+                    return Ok(Some(ip));
                 }
+                let named = if is_rfc7239 { client_of(word) } else { Some(word.trim()) };
+                ip = named.and_then(ip_of).ok_or(NoAddress)?;
             }
         }
-        Some(ip)
+        Ok(Some(ip))
     }
 
     /// Writes the facts for an upstream. The words of the client are kept if it is trusted, and
@@ -78,10 +88,9 @@ impl ForwardingRules {
     pub(crate) fn tell(&self, fields: &mut HeaderMap, client: &ClientFacts<'_>) {
         let is_trusted = self.trusts(client.addr);
         if !is_trusted {
-            let named = [X_FORWARDED_FOR, X_FORWARDED_PROTO, X_FORWARDED_HOST, X_FORWARDED_PORT, FORWARDED];
-            for name in named {
-                fields.remove(name);
-            }
+            // Servers build addresses and targets of more than the gateway writes.
+            let named: Vec<HeaderName> = fields.keys().filter(|name| is_of_a_proxy(name)).cloned().collect();
+            named.iter().for_each(|name| _ = fields.remove(name));
         }
         if matches!(self.forwarded, ForwardedFields::XForwarded | ForwardedFields::Both) {
             x_forwarded(fields, client);
@@ -102,7 +111,27 @@ impl ForwardingRules {
     }
 }
 
+/// A client that a trusted proxy names by no address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NoAddress;
+
+/// True for the fields in which proxies name their clients.
+pub(crate) fn is_of_a_proxy(name: &HeaderName) -> bool {
+    *name == FORWARDED || *name == X_REAL_IP || name.as_str().starts_with("x-forwarded-")
+}
+
+/// The `for` of an element of `forwarded` (RFC 7239, 4). A comma or a semicolon in a quoted value
+/// makes what is read of it no address.
+fn client_of(element: &str) -> Option<&str> {
+    element.split(';').find_map(|pair| {
+        let (name, value) = pair.split_once('=')?;
+        name.trim().eq_ignore_ascii_case("for").then(|| value.trim().trim_matches('"'))
+    })
+}
+
+/// An address, with or without a port and brackets.
 fn ip_of(text: &str) -> Option<IpAddr> {
+    let text = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     let ip = text.parse().ok().or_else(|| text.parse().ok().map(|addr: SocketAddr| addr.ip()))?;
     Some(IpAddr::to_canonical(&ip))
 }
@@ -136,7 +165,7 @@ fn rfc7239(fields: &mut HeaderMap, client: &ClientFacts<'_>) {
 }
 
 /// Adds an element to a field that is a list.
-fn appended(fields: &mut HeaderMap, name: hyper::header::HeaderName, element: &str) {
+fn appended(fields: &mut HeaderMap, name: HeaderName, element: &str) {
     let mut list = Vec::new();
     for value in fields.get_all(&name) {
         list.extend_from_slice(value.as_bytes());
@@ -179,13 +208,15 @@ mod tests {
         fields.get(name).and_then(|value| value.to_str().ok())
     }
 
-    const SAID: [(&str, &str); 6] = [
+    const SAID: [(&str, &str); 8] = [
         ("x-forwarded-for", "1.1.1.1"),
         ("x-forwarded-for", "2.2.2.2"),
         ("x-forwarded-proto", "http"),
         ("x-forwarded-port", "1"),
         ("forwarded", "for=1.1.1.1"),
         ("x-request-id", "mine"),
+        ("x-forwarded-prefix", "/evil"),
+        ("x-real-ip", "1.1.1.1"),
     ];
 
     #[test]
@@ -195,6 +226,7 @@ mod tests {
         assert_eq!(value(&fields, "x-forwarded-proto"), Some("https"));
         assert_eq!(value(&fields, "x-forwarded-host"), Some("a.b:8443"));
         assert_eq!(value(&fields, "x-forwarded-port"), Some("8443"));
+        assert_eq!((value(&fields, "x-forwarded-prefix"), value(&fields, "x-real-ip")), (None, None));
         assert_eq!(value(&fields, "forwarded"), None);
         assert_eq!(value(&fields, "x-request-id"), Some("00000000000000010000000000000002"));
         assert_eq!(value(&fields, "via"), Some("1.1 ringserve"));
@@ -219,19 +251,42 @@ mod tests {
         assert_eq!(value(&fields, "forwarded"), None);
     }
 
+    fn ip(how: ForwardedFields, addr: &str, lines: &[&'static str]) -> Result<Option<String>, NoAddress> {
+        let name = if how == ForwardedFields::Rfc7239 { FORWARDED } else { X_FORWARDED_FOR };
+        let lines = lines.iter().map(|line| (name.clone(), HeaderValue::from_static(line)));
+        let mut fields = HeaderMap::new();
+        lines.for_each(|(name, value)| _ = fields.append(name, value));
+        telling(how).client_ip(&fields, addr.parse().ok()).map(|ip| ip.map(|ip| ip.to_string()))
+    }
+
     #[test]
     fn address_of_the_client_is_the_last_that_is_not_trusted() {
-        let ip = |addr: &str, lines: &[&'static str]| {
-            let mut fields = HeaderMap::new();
-            lines.iter().for_each(|line| _ = fields.append(X_FORWARDED_FOR, HeaderValue::from_static(line)));
-            telling(ForwardedFields::XForwarded)
-                .client_ip(&fields, addr.parse().ok())
-                .map(|ip| ip.to_string())
-        };
-        assert_eq!(ip("192.0.2.1:1", &["1.1.1.1"]).as_deref(), Some("192.0.2.1"));
-        assert_eq!(ip("10.0.0.1:1", &["1.1.1.1, 2.2.2.2", "10.9.9.9"]).as_deref(), Some("2.2.2.2"));
-        assert_eq!(ip("10.0.0.1:1", &["1.1.1.1, what"]).as_deref(), Some("10.0.0.1"));
-        assert_eq!(ip("10.0.0.1:1", &["10.2.2.2"]).as_deref(), Some("10.2.2.2"));
-        assert_eq!(ip("10.0.0.1:1", &[]).as_deref(), Some("10.0.0.1"));
+        let ip = |addr: &str, lines: &[&'static str]| ip(ForwardedFields::XForwarded, addr, lines);
+        let of = |text: &str| Ok(Some(text.to_owned()));
+        assert_eq!(ip("192.0.2.1:1", &["1.1.1.1"]), of("192.0.2.1"));
+        assert_eq!(ip("10.0.0.1:1", &["1.1.1.1, 2.2.2.2", "10.9.9.9"]), of("2.2.2.2"));
+        assert_eq!(ip("10.0.0.1:1", &["what, 2.2.2.2"]), of("2.2.2.2"));
+        assert_eq!(ip("10.0.0.1:1", &["[2001:db8::1]"]), of("2001:db8::1"));
+        assert_eq!(ip("10.0.0.1:1", &["[2001:db8::1]:99"]), of("2001:db8::1"));
+        assert_eq!(ip("10.0.0.1:1", &["10.2.2.2"]), of("10.2.2.2"));
+        assert_eq!(ip("10.0.0.1:1", &[]), of("10.0.0.1"));
+    }
+
+    #[test]
+    fn client_that_a_proxy_does_not_name_is_not_the_proxy() {
+        for line in ["1.1.1.1, what", "unknown", "", "1.1.1.1,"] {
+            assert_eq!(ip(ForwardedFields::XForwarded, "10.0.0.1:1", &[line]), Err(NoAddress), "{line:?}");
+        }
+        for line in ["for=unknown", "for=_hidden", "by=10.0.0.1", "1.1.1.1", "for=\"a,b\""] {
+            assert_eq!(ip(ForwardedFields::Rfc7239, "10.0.0.1:1", &[line]), Err(NoAddress), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn clients_are_named_in_the_field_of_the_rules() {
+        let ip = |lines: &[&'static str]| ip(ForwardedFields::Rfc7239, "10.0.0.1:1", lines);
+        let of = |text: &str| Ok(Some(text.to_owned()));
+        assert_eq!(ip(&["for=1.1.1.1;proto=http, For=\"[2001:db8::1]:4\""]), of("2001:db8::1"));
+        assert_eq!(ip(&["for=2.2.2.2", "by=x; for=10.1.1.1"]), of("2.2.2.2"));
     }
 }

@@ -63,12 +63,12 @@ pub(crate) fn strip(fields: &mut HeaderMap, direction: Direction) -> Result<Conn
         fields.remove(CONTENT_LENGTH);
     }
     underscored.iter().for_each(|name| _ = fields.remove(name));
-    if found[CONNECTION_AT].is_some() {
-        strip_named(fields, direction)?;
-    }
+    let is_upgrade = found[CONNECTION_AT].is_some() && strip_named(fields, direction)?;
     for (at, name) in found.iter().enumerate() {
         let Some(name) = name else { continue };
         match at {
+            // Without the word it is of another connection, before that of the sender (RFC 9110, 7.8).
+            UPGRADE_AT if !is_upgrade => {}
             UPGRADE_AT => stripped.upgrade = one_value(fields, &UPGRADE)?,
             TE_AT => {
                 let mut values = fields.get_all(TE).iter().flat_map(|value| words(value.as_bytes()));
@@ -115,12 +115,14 @@ fn kind_of(name: &HeaderName) -> Kind {
     if text.bytes().any(|byte| byte == b'_') { Kind::Underscored } else { Kind::Other }
 }
 
-/// Removes the fields that `connection` names.
-fn strip_named(fields: &mut HeaderMap, direction: Direction) -> Result<(), StripError> {
+/// Removes the fields that `connection` names. True if `upgrade` is one of them.
+fn strip_named(fields: &mut HeaderMap, direction: Direction) -> Result<bool, StripError> {
+    let mut is_upgrade = false;
     let values: Vec<HeaderValue> = fields.get_all(CONNECTION).iter().cloned().collect();
     for word in values.iter().flat_map(|value| words(value.as_bytes())) {
         let is_kept = [&b"close"[..], b"keep-alive", b"upgrade", b"te"];
         if is_kept.iter().any(|kept| word.eq_ignore_ascii_case(kept)) {
+            is_upgrade |= word.eq_ignore_ascii_case(b"upgrade");
             continue;
         }
         let Ok(name) = HeaderName::from_bytes(word) else { return Err(StripError::Invalid) };
@@ -134,7 +136,7 @@ fn strip_named(fields: &mut HeaderMap, direction: Direction) -> Result<(), Strip
             fields.remove(&name);
         }
     }
-    Ok(())
+    Ok(is_upgrade)
 }
 
 /// The one value of a field that is no list of several lines.
@@ -265,7 +267,10 @@ mod tests {
         let stripped = strip(&mut asking, TO_UPSTREAM).expect("it is passed on");
         assert_eq!(stripped.upgrade.as_ref().map(|value| value.as_bytes()), Some(&b"websocket"[..]));
         assert!(stripped.wants_trailers && asking.is_empty());
-        let mut twice = fields(&[("upgrade", "websocket"), ("upgrade", "h2c")]);
+        let mut of_another = fields(&[("upgrade", "websocket"), ("connection", "close")]);
+        let stripped = strip(&mut of_another, TO_UPSTREAM).expect("it is passed on");
+        assert!(stripped.upgrade.is_none() && of_another.is_empty());
+        let mut twice = fields(&[("connection", "upgrade"), ("upgrade", "websocket"), ("upgrade", "h2c")]);
         assert_eq!(strip(&mut twice, TO_UPSTREAM), Err(StripError::Invalid));
     }
 

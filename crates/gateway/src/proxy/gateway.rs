@@ -61,8 +61,9 @@ impl Gateway {
     }
 
     /// Hands requests that no route takes, and those of
-    /// [`Route::fallback`](crate::Route::fallback), to a service of hyper's, as they came. Without
-    /// it they get 404.
+    /// [`Route::fallback`](crate::Route::fallback), to a service of hyper's, as they came, but for
+    /// the path: it has the form in which routes are matched, and one without such a form gets 400.
+    /// Without a fallback they get 404.
     pub fn fallback<S, B>(self, service: S) -> Gateway
     where
         S: Service<Request<Incoming>, Response = Response<B>> + 'static,
@@ -89,8 +90,9 @@ impl Gateway {
 
     /// Networks of proxies before this one: what they say of their clients is passed on and added
     /// to, and the client's address for [`Route::allow`](crate::Route::allow) and
-    /// [`Route::rate`](crate::Route::rate) is the last one of `x-forwarded-for` that is not in
-    /// them. What others say is removed. None by default.
+    /// [`Route::rate`](crate::Route::rate) is the last one of `x-forwarded-for` (of `forwarded`,
+    /// with [`ForwardedFields::Rfc7239`]) that is not in them. What others say is removed. None by
+    /// default.
     pub fn trusted(self, networks: impl IntoIterator<Item = IpNet>) -> Gateway {
         self.with(|options| options.telling.trusted = networks.into_iter().collect())
     }
@@ -113,7 +115,7 @@ impl Gateway {
     }
 
     /// Whether each request has an event of `tracing` at level INFO with the target
-    /// `ringserve::access::gateway` when its answer begins: its route, upstream, backend, tries,
+    /// `ringserve::access::gateway` when its answer begins, refusals included: its route, upstream, backend, tries,
     /// status, and the seconds until then. Off by default.
     pub fn access_log(self, is_on: bool) -> Gateway {
         self.with(|options| options.has_access_log = is_on)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hyper::body::{Body, Incoming};
 use hyper::header::{CONTENT_LENGTH, HeaderValue, MAX_FORWARDS, UPGRADE};
 use hyper::http::request::Parts;
-use hyper::{Method, Request, Response, StatusCode, Version};
+use hyper::{Method, Request, Response, StatusCode, Uri, Version};
 use ringserve_server::http::ClientInfo;
 use ringserve_server::http::upgrade::{Switch, switch};
 use ringserve_server::time::Time;
@@ -21,9 +21,9 @@ use crate::client::exchange::{Exchange, Head, HttpClient, SendRules, is_idempote
 use crate::client::request_body::BodyError;
 use crate::fields::host::{authority, name_of};
 use crate::fields::names::IDEMPOTENCY_KEY;
-use crate::fields::strip::{self, ConnectionFacts, Direction, strip};
-use crate::table::access::Auth;
-use crate::table::path::{PathForm, normalize};
+use crate::fields::strip::{ConnectionFacts, Direction, StripError, strip};
+use crate::table::access::{Auth, RateKey, RouteRate};
+use crate::table::path::{PathForm, has_dots, normalize};
 use crate::table::route::{Action, Redirect, Route};
 use crate::target::HttpUpstream;
 
@@ -36,13 +36,30 @@ struct Line {
     tries: u32,
 }
 
-/// Answers a request.
+/// Answers a request, and writes its line.
 pub(super) async fn handle(
     gateway: Rc<Inner>,
     request: Request<Incoming>,
 ) -> Result<Response<GatewayBody>, BodyError> {
+    let logged = gateway.options.has_access_log.then(|| {
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        (method, path, gateway.shard.now())
+    });
+    let mut line = Line::default();
+    let answer = routed(&gateway, request, &mut line).await?;
+    if let Some((method, path, began)) = logged {
+        line.write(&gateway, &method, &path, &answer, began);
+    }
+    Ok(answer)
+}
+
+/// Answers a request by its route, or by the fallback.
+async fn routed(
+    gateway: &Rc<Inner>,
+    request: Request<Incoming>,
+    line: &mut Line,
+) -> Result<Response<GatewayBody>, BodyError> {
     let form = Form::of(request.headers());
-    let began = gateway.shard.now();
     let (mut parts, body) = request.into_parts();
     let client = parts.extensions.get::<ClientInfo>().cloned();
     let (authority, form_of_path) = match host_and_path(&mut parts) {
@@ -56,39 +73,48 @@ pub(super) async fn handle(
     };
     let table = snapshot.table.clone();
     let found = table.find(&name_of(&authority), path, &parts.method, &parts.headers);
+    let is_raw = found.as_ref().is_some_and(|found| found.route.has_raw_paths);
+    let path = match form_of_path {
+        PathOf::Same => None,
+        PathOf::Other(path) if !is_raw => Some(path),
+        // What stands in for another path would be resolved by the upstream, past other routes.
+        PathOf::Other(_) | PathOf::Ambiguous if is_raw && !has_dots(parts.uri.path()) => None,
+        PathOf::Other(_) | PathOf::Ambiguous => return Ok(refusal(Refusal::Path, form, None)),
+    };
+    let fallback = gateway.options.fallback.as_ref();
     let Some(found) = found else {
-        return match &gateway.options.fallback {
-            Some(fallback) => fallback(Request::from_parts(parts, body)).await,
-            None => Ok(refusal(Refusal::NoRoute, form, None)),
+        return match (fallback, with_path(&mut parts, path)) {
+            (None, _) => Ok(refusal(Refusal::NoRoute, form, None)),
+            (_, Err(why)) => Ok(refusal(why, form, None)),
+            (Some(fallback), Ok(())) => fallback(Request::from_parts(parts, body)).await,
         };
     };
     let route = found.route;
-    let fallback = gateway.options.fallback.clone().filter(|_| matches!(route.action, Action::Fallback));
-    let path = match form_of_path {
-        PathOf::Ambiguous if !route.has_raw_paths && fallback.is_none() => {
-            return Ok(refusal(Refusal::Path, form, None));
-        }
-        PathOf::Other(path) if !route.has_raw_paths => Some(path),
-        _ => None,
-    };
-    let handling = ProxyRequest { gateway: gateway.clone(), snapshot, parts, client, authority, path };
-    if let Some(fallback) = fallback {
-        return handling.fall_back(route, found.number, body, &fallback, form).await;
-    }
-    let mut line = Line::default();
     if gateway.options.has_access_log {
         line.route = Some(found.name.clone());
     }
-    let (method, target) =
-        (handling.parts.method.clone(), gateway.options.has_access_log.then(|| handling.path().to_owned()));
-    let answer = match handling.run(route, found.number, body, &mut line).await {
-        Ok(answer) => answer,
-        Err(why) => refusal_of(why, form, route),
-    };
-    if let Some(target) = target {
-        line.write(&gateway, &method, &target, &answer, began);
+    let handling = ProxyRequest { gateway: gateway.clone(), snapshot, parts, client, authority, path };
+    if let Some(fallback) = fallback.filter(|_| matches!(route.action, Action::Fallback)) {
+        // In a box, as all that few requests wait for: what is not is memory of each.
+        return Box::pin(handling.fall_back(route, found.number, body, fallback, form)).await;
     }
-    Ok(answer)
+    match handling.run(route, found.number, body, line).await {
+        Ok(answer) => Ok(answer),
+        Err(why) => Ok(refusal_of(why, form, route)),
+    }
+}
+
+/// Gives a request the path by which it was matched.
+fn with_path(parts: &mut Parts, path: Option<String>) -> Result<(), Refusal> {
+    let Some(path) = path else { return Ok(()) };
+    let target = match parts.uri.query() {
+        Some(query) => format!("{path}?{query}"),
+        None => path,
+    };
+    let mut uri = parts.uri.clone().into_parts();
+    uri.path_and_query = Some(target.parse().map_err(|_| Refusal::Path)?);
+    parts.uri = Uri::from_parts(uri).map_err(|_| Refusal::Path)?;
+    Ok(())
 }
 
 /// A refusal, with the realm where a name and a password would help.
@@ -132,11 +158,22 @@ impl ProxyRequest {
         body: Incoming,
         line: &mut Line,
     ) -> Result<Response<GatewayBody>, Refusal> {
-        let place = self.admit(route, number)?;
+        let has_underscores = self.gateway.options.has_underscores;
+        let stripped = strip(&mut self.parts.headers, Direction::ToUpstream { has_underscores })?;
+        self.admit(route)?;
         if let Some(answer) = self.last_hop()? {
             return Ok(answer);
         }
-        let answer = match &route.action {
+        if let Some(Auth::Forward(auth)) = &route.auth {
+            let mut fields = self.parts.headers.clone();
+            outgoing::name_client(&self, &mut fields);
+            if let Some(mut answer) = Box::pin(questions::ask(&mut self, auth, fields)).await? {
+                route.response_fields.apply(answer.headers_mut());
+                return Ok(answer);
+            }
+        }
+        let mut place = self.take_place(route, number)?;
+        let mut answer = match &route.action {
             Action::Respond(fixed) => {
                 answers::whole(fixed.status, fixed.content_type.clone(), fixed.body.clone())
             }
@@ -145,18 +182,20 @@ impl ProxyRequest {
                 answers::redirect(*status, self.https().ok_or(Refusal::Authority)?)
             }
             Action::Fallback => return Err(Refusal::NoRoute),
-            Action::Proxy(upstream) => self.proxy(route, upstream, body, line).await?,
+            Action::Proxy(upstream) => {
+                self.proxy(route, upstream, (body, &stripped), &mut place, line).await?
+            }
             Action::Split(shares) => {
                 let upstream = drawn(shares, self.gateway.shard.random());
-                self.proxy(route, upstream, body, line).await?
+                self.proxy(route, upstream, (body, &stripped), &mut place, line).await?
             }
         };
-        let mut answer = answer;
         route.response_fields.apply(answer.headers_mut());
         Ok(answer.map(|body| body.keep(place)))
     }
 
-    /// Hands a request to the fallback as it came, once the route lets it.
+    /// Hands a request to the fallback once the route lets it: as it came, but for a path that has
+    /// another form.
     async fn fall_back(
         mut self,
         route: &Route,
@@ -165,35 +204,56 @@ impl ProxyRequest {
         fallback: &Fallback,
         form: Form,
     ) -> Result<Response<GatewayBody>, BodyError> {
-        let place = match self.admit(route, number) {
+        match self.admit_to_fallback(route).await {
+            Ok(None) => {}
+            Ok(Some(answer)) => return Ok(answer),
+            Err(why) => return Ok(refusal_of(why, form, route)),
+        }
+        let path = self.path.take();
+        let place = with_path(&mut self.parts, path).and_then(|()| self.take_place(route, number));
+        let place = match place {
             Ok(place) => place,
             Err(why) => return Ok(refusal_of(why, form, route)),
         };
-        if let Some(Auth::Forward(auth)) = &route.auth {
-            match questions::ask(&mut self, auth).await {
-                Ok(None) => {}
-                Ok(Some(answer)) => return Ok(answer),
-                Err(why) => return Ok(refusal_of(why, form, route)),
-            }
-        }
         let answer = fallback(Request::from_parts(self.parts, body)).await?;
         Ok(answer.map(|body| body.keep(place)))
     }
 
+    /// Whether the client may, with the question to an upstream: its answer if it may not.
+    async fn admit_to_fallback(&mut self, route: &Route) -> Result<Option<Response<GatewayBody>>, Refusal> {
+        self.admit(route)?;
+        let Some(Auth::Forward(auth)) = &route.auth else { return Ok(None) };
+        let mut fields = self.parts.headers.clone();
+        let has_underscores = self.gateway.options.has_underscores;
+        strip(&mut fields, Direction::ToUpstream { has_underscores })?;
+        outgoing::name_client(self, &mut fields);
+        questions::ask(self, auth, fields).await
+    }
+
     /// Whether the client may, in the order of what it costs to find out.
-    fn admit(&self, route: &Route, number: usize) -> Result<Option<Place>, Refusal> {
+    fn admit(&self, route: &Route) -> Result<(), Refusal> {
         let networks = &route.networks;
         let has_networks = !networks.allowed.is_empty() || !networks.denied.is_empty();
         if has_networks && !networks.admit(self.ip()) {
             return Err(Refusal::Address);
         }
-        if let Some(rate) = &route.rate {
-            outgoing::take_rate(&self.gateway.shard, rate, &self.parts.headers, || self.ip())?;
+        if let Some(rate) = route.rate.as_ref().filter(|rate| rate.key == RateKey::Address) {
+            self.take_rate(rate)?;
         }
-        if let Some(Auth::Basic(basic)) = &route.auth
-            && !basic.admits(&self.parts.headers)
-        {
-            return Err(Refusal::Unknown);
+        match &route.auth {
+            Some(Auth::Basic(basic)) if !basic.admits(&self.parts.headers) => Err(Refusal::Unknown),
+            _ => Ok(()),
+        }
+    }
+
+    fn take_rate(&self, rate: &RouteRate) -> Result<(), Refusal> {
+        outgoing::take_rate(&self.gateway.shard, rate, &self.parts.headers, || self.ip().ok().flatten())
+    }
+
+    /// The place of a client who may. Its fields are those that authentication left.
+    fn take_place(&self, route: &Route, number: usize) -> Result<Option<Place>, Refusal> {
+        if let Some(rate) = route.rate.as_ref().filter(|rate| rate.key != RateKey::Address) {
+            self.take_rate(rate)?;
         }
         if route.requests_max == usize::MAX {
             return Ok(None);
@@ -228,7 +288,8 @@ impl ProxyRequest {
         mut self,
         route: &Route,
         upstream: &HttpUpstream,
-        body: Incoming,
+        (body, stripped): (Incoming, &ConnectionFacts),
+        place: &mut Option<Place>,
         line: &mut Line,
     ) -> Result<Response<GatewayBody>, Refusal> {
         if self.gateway.options.has_access_log {
@@ -238,27 +299,20 @@ impl ProxyRequest {
             return Err(Refusal::TooLong);
         }
         let is_empty = body.is_end_stream();
-        if !is_empty {
-            // The length is that of the body as it comes.
-            self.parts.headers.remove(CONTENT_LENGTH);
+        // The length is that of the body as it comes.
+        self.parts.headers.remove(CONTENT_LENGTH);
+        if is_empty && [Method::POST, Method::PUT, Method::PATCH].contains(&self.parts.method) {
+            self.parts.headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
         }
-        let has_underscores = self.gateway.options.has_underscores;
-        let stripped = strip(&mut self.parts.headers, Direction::ToUpstream { has_underscores });
-        let stripped = stripped.map_err(|why| match why {
-            strip::StripError::Coding => Refusal::Coding,
-            strip::StripError::Invalid => Refusal::Fields,
-        })?;
         let client = self.snapshot.client(upstream).ok_or(Refusal::Busy)?.clone();
-        if let Some(Auth::Forward(auth)) = &route.auth
-            && let Some(answer) = questions::ask(&mut self, auth).await?
-        {
-            return Ok(answer);
-        }
-        let switching = self.switching(route, &stripped, is_empty);
+        let switching = self.switching(route, stripped, is_empty);
         let is_idempotent = is_idempotent(&self.parts.method)
-            || (self.parts.headers.contains_key(IDEMPOTENCY_KEY) && !route.retry_on.is_empty());
+            || (route.has_idempotency_keys && self.parts.headers.contains_key(IDEMPOTENCY_KEY));
         let deadline = outgoing::deadline(&self.parts.headers, route.timeouts.request);
-        let head = outgoing::head(&mut self, route, &stripped, switching.as_ref().map(|(name, _)| name));
+        let mut fields = std::mem::take(&mut self.parts.headers);
+        outgoing::name_client(&self, &mut fields);
+        self.parts.headers = fields;
+        let head = outgoing::head(&mut self, route, stripped, switching.as_ref().map(|(name, _)| name));
         let rules = SendRules {
             response: route.timeouts.response,
             request: deadline,
@@ -268,11 +322,12 @@ impl ProxyRequest {
             can_switch: switching.is_some(),
             wants_backend: self.gateway.options.has_access_log,
         };
-        let body = client.keep(body, route.body_bytes_max);
+        let guarded = if is_empty { Box::default() } else { route.guarded_fields() };
+        let body = client.keep(body, route.body_bytes_max, is_idempotent, guarded);
         let exchanged = exchange(&client, head.ok_or(Refusal::Path)?, body, &rules).await?;
         line.tries = exchanged.tries;
         line.backend = exchanged.backend;
-        ProxyRequest::answer(exchanged.answer, switching)
+        ProxyRequest::answer(exchanged.answer, switching, place)
     }
 
     /// The protocol with which the client wants to go on, and the connection, where the route
@@ -296,6 +351,7 @@ impl ProxyRequest {
     fn answer(
         mut answer: Response<crate::client::body::UpstreamBody>,
         switching: Option<(HeaderValue, Switch)>,
+        place: &mut Option<Place>,
     ) -> Result<Response<GatewayBody>, Refusal> {
         let status = answer.status();
         let stripped = strip(answer.headers_mut(), Direction::ToClient).map_err(|_| Refusal::Malformed)?;
@@ -310,7 +366,7 @@ impl ProxyRequest {
         }
         let (mut head, body) = answer.into_parts();
         let connection = body.into_connection().ok_or(Refusal::Malformed)?;
-        tunnel::begin(switch, connection);
+        tunnel::begin(switch, connection, place.take());
         head.headers.insert(UPGRADE, asked);
         head.headers.insert(hyper::header::CONNECTION, HeaderValue::from_static("upgrade"));
         Ok(Response::from_parts(head, GatewayBody::whole("")))
@@ -327,6 +383,15 @@ async fn exchange(
         tracing::debug!(upstream = client.upstream().name(), %error, "a request was not answered");
         Refusal::from(&error)
     })
+}
+
+impl From<StripError> for Refusal {
+    fn from(why: StripError) -> Refusal {
+        match why {
+            StripError::Coding => Refusal::Coding,
+            StripError::Invalid => Refusal::Fields,
+        }
+    }
 }
 
 /// One of several, by weight.

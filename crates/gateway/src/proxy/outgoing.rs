@@ -1,11 +1,13 @@
 //! The head of a request as an upstream gets it.
 
+use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 use std::time::Duration;
 
 use hyper::Uri;
-use hyper::header::{CONNECTION, HOST, HeaderMap, HeaderValue, TE, UPGRADE};
+use hyper::header::{CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, TE, UPGRADE};
 use ringserve_server::Shard;
+use ringserve_server::admission::AddressKey;
 
 use super::answers::Refusal;
 use super::state::ProxyRequest;
@@ -16,17 +18,10 @@ use crate::fields::strip::{ConnectionFacts, join_cookies};
 use crate::table::access::{RateKey, RouteRate};
 use crate::table::route::Route;
 
-/// The head of a request, whose fields were stripped before. What is of this gateway is added last.
-/// `None` if the target would be none.
-pub(super) fn head(
-    of: &mut ProxyRequest,
-    route: &Route,
-    stripped: &ConnectionFacts,
-    switches_to: Option<&HeaderValue>,
-) -> Option<Head> {
-    let target = target(of, route)?;
-    let mut fields = std::mem::take(&mut of.parts.headers);
-    join_cookies(&mut fields);
+/// Writes the facts of the client into the fields of its request, in place of what it says of
+/// itself.
+pub(super) fn name_client(of: &ProxyRequest, fields: &mut HeaderMap) {
+    join_cookies(fields);
     let (shard, telling) = (&of.gateway.shard, &of.gateway.options.telling);
     let facts = ClientFacts {
         addr: of.addr(),
@@ -35,7 +30,19 @@ pub(super) fn head(
         version: of.parts.version,
         random: if telling.has_request_id { [shard.random(), shard.random()] } else { [0; 2] },
     };
-    telling.tell(&mut fields, &facts);
+    telling.tell(fields, &facts);
+}
+
+/// The head of a request, whose fields were stripped and name its client. What is of this
+/// connection is added last. `None` if the target would be none.
+pub(super) fn head(
+    of: &mut ProxyRequest,
+    route: &Route,
+    stripped: &ConnectionFacts,
+    switches_to: Option<&HeaderValue>,
+) -> Option<Head> {
+    let target = target(of, route)?;
+    let mut fields = std::mem::take(&mut of.parts.headers);
     if stripped.wants_trailers {
         fields.insert(TE, HeaderValue::from_static("trailers"));
         fields.insert(CONNECTION, HeaderValue::from_static("te"));
@@ -119,13 +126,23 @@ pub(super) fn take_rate(
     ip: impl Fn() -> Option<IpAddr>,
 ) -> Result<(), Refusal> {
     let taken = match &rate.key {
-        RateKey::Address => rate.rates.take(shard, &ip(), 1, 0),
-        RateKey::Field(name) => rate.rates.take(shard, &fields.get(name).map(HeaderValue::as_bytes), 1, 0),
+        // A customer of a provider has 2^64 addresses of IPv6 at least.
+        RateKey::Address => rate.rates.take(shard, &ip().map(AddressKey::of), 1, 0),
+        RateKey::Field(name) => rate.rates.take(shard, &Lines(fields, name), 1, 0),
     };
     taken.map_err(|later| {
         let seconds = later.time().as_secs_f64().ceil().clamp(1.0, 3600.0);
         Refusal::Rate(seconds as u32)
     })
+}
+
+/// All lines of a field: which one counts differs by server.
+struct Lines<'f>(&'f HeaderMap, &'f HeaderName);
+
+impl Hash for Lines<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.get_all(self.1).iter().for_each(|value| value.as_bytes().hash(state));
+    }
 }
 
 #[cfg(test)]

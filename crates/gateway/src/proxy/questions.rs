@@ -21,22 +21,21 @@ const X_FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
 /// The time for the answer. A request waits for it before it is sent.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Asks for a request. `None` lets it go on, with the fields of the answer; else that answer is the
-/// client's.
+/// Asks for a request with these fields, which name its client. `None` lets it go on, with the
+/// fields of the answer; else that answer is the client's.
 pub(super) async fn ask(
     of: &mut ProxyRequest,
     auth: &ForwardAuth,
+    mut fields: HeaderMap,
 ) -> Result<Option<Response<GatewayBody>>, Refusal> {
     // What the client says of itself under these names is what it would like to be.
     for name in &auth.copied {
         of.parts.headers.remove(name);
+        fields.remove(name);
     }
+    describe(of, &mut fields);
     let client = of.snapshot.client(&auth.upstream).ok_or(Refusal::Busy)?.clone();
-    let head = Head {
-        method: Method::GET,
-        target: auth.path.parse().map_err(|_| Refusal::Busy)?,
-        fields: question_fields(of),
-    };
+    let head = Head { method: Method::GET, target: auth.path.parse().map_err(|_| Refusal::Busy)?, fields };
     let body = BodyKeeper::new(Source::Nothing, 0, 0);
     let rules = SendRules {
         response: ANSWER_MAX,
@@ -65,8 +64,8 @@ pub(super) async fn ask(
     Ok(None)
 }
 
-fn question_fields(of: &ProxyRequest) -> HeaderMap {
-    let mut fields = of.parts.headers.clone();
+/// Adds what the request asks for.
+fn describe(of: &ProxyRequest, fields: &mut HeaderMap) {
     fields.remove(CONTENT_LENGTH);
     fields.remove(EXPECT);
     if let Ok(method) = HeaderValue::from_str(of.parts.method.as_str()) {
@@ -76,8 +75,8 @@ fn question_fields(of: &ProxyRequest) -> HeaderMap {
     if let Ok(uri) = HeaderValue::from_str(&format!("{}{query}", of.path())) {
         fields.insert(X_FORWARDED_URI, uri);
     }
-    fields.insert(X_FORWARDED_HOST, of.authority.clone());
-    fields
+    // A trusted proxy knows what its client asked for.
+    fields.entry(X_FORWARDED_HOST).or_insert_with(|| of.authority.clone());
 }
 
 /// Reads a short answer to its end, so that its connection can be used again; a longer one is

@@ -14,7 +14,7 @@ use ringserve_server::http::ClientInfo;
 use super::body::GatewayBody;
 use super::shard_routes::{ShardRoutes, Snapshot};
 use crate::client::request_body::BodyError;
-use crate::fields::forwarded::ForwardingRules;
+use crate::fields::forwarded::{ForwardingRules, NoAddress};
 
 /// A gateway of a shard.
 pub(super) struct Inner {
@@ -55,7 +55,7 @@ impl ProxyRequest {
     }
 
     /// The client's address, as trusted proxies say it.
-    pub(super) fn ip(&self) -> Option<IpAddr> {
+    pub(super) fn ip(&self) -> Result<Option<IpAddr>, NoAddress> {
         self.gateway.options.telling.client_ip(&self.parts.headers, self.addr())
     }
 

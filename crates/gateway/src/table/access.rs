@@ -6,15 +6,17 @@ use hyper::header::{AUTHORIZATION, HeaderMap, HeaderName};
 use ipnet::IpNet;
 use ringserve_server::admission::KeyRates;
 
+use crate::fields::forwarded::NoAddress;
 use crate::target::HttpUpstream;
 
 /// The key of a rate.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RateKey {
-    /// The client's address, as trusted proxies say it. Clients on Unix sockets share one rate.
+    /// The client's address, as trusted proxies say it, and of IPv6 its first 64 bits. Clients on
+    /// Unix sockets, and those whose address a trusted proxy does not say, share one rate.
     Address,
-    /// The value of a field; requests without it share one rate.
+    /// The values of a field, after authentication; requests without it share one rate.
     Field(HeaderName),
 }
 
@@ -105,8 +107,10 @@ pub(crate) struct Networks {
 
 impl Networks {
     /// True if a client of this address may: it is not denied, and allowed where some are. A client
-    /// without an address may where nothing is said of addresses that are allowed.
-    pub(crate) fn admit(&self, ip: Option<IpAddr>) -> bool {
+    /// on a Unix socket may where nothing is said of addresses that are allowed; one whose address
+    /// is not known may where nothing is said of any.
+    pub(crate) fn admit(&self, ip: Result<Option<IpAddr>, NoAddress>) -> bool {
+        let Ok(ip) = ip else { return self.allowed.is_empty() && self.denied.is_empty() };
         let is_in =
             |networks: &[IpNet]| ip.is_some_and(|ip| networks.iter().any(|network| network.contains(&ip)));
         !is_in(&self.denied) && (self.allowed.is_empty() || is_in(&self.allowed))
@@ -151,8 +155,11 @@ mod tests {
         let network = |text: &str| text.parse::<IpNet>().expect("a network");
         let networks =
             Networks { allowed: vec![network("10.0.0.0/8")], denied: vec![network("10.1.0.0/16")] };
-        let admits = |ip: &str| networks.admit(ip.parse().ok());
+        let admits = |ip: &str| networks.admit(Ok(ip.parse().ok()));
         assert!(admits("10.2.3.4") && !admits("10.1.3.4") && !admits("192.0.2.1"));
-        assert!(!networks.admit(None) && Networks::default().admit(None));
+        assert!(!networks.admit(Ok(None)) && Networks::default().admit(Ok(None)));
+        let denied = Networks { denied: vec![network("10.0.0.0/8")], ..Networks::default() };
+        assert!(denied.admit(Ok(None)) && !denied.admit(Err(NoAddress)));
+        assert!(!networks.admit(Err(NoAddress)) && Networks::default().admit(Err(NoAddress)));
     }
 }

@@ -30,7 +30,7 @@ pub(crate) fn normalize(path: &str) -> PathForm<'_> {
     if is_plain && bytes.last().is_some_and(|last| is_plain_byte(*last)) {
         return PathForm::Normal(Cow::Borrowed(path));
     }
-    match decoded(bytes) {
+    match decoded(bytes).filter(|path| !path.split('/').any(is_dots_with_parameters)) {
         Some(decoded) => PathForm::Normal(Cow::Owned(without_dots(&decoded))),
         None => PathForm::Ambiguous,
     }
@@ -78,6 +78,20 @@ fn decoded(path: &[u8]) -> Option<String> {
 
 fn hex_digit(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).map(|value| value as u8)
+}
+
+/// True if a segment is `.` or `..` to some server.
+pub(crate) fn has_dots(path: &str) -> bool {
+    path.split('/').any(|segment| {
+        let segment = segment.replace("%2e", ".").replace("%2E", ".").replace("%3b", "%3B");
+        matches!(&*segment, "." | "..") || is_dots_with_parameters(&segment)
+    })
+}
+
+/// True for `..;x` and its like. Some servers cut the parameters off before they resolve dots.
+fn is_dots_with_parameters(segment: &str) -> bool {
+    let rest = segment.strip_prefix("..").or_else(|| segment.strip_prefix('.'));
+    rest.is_some_and(|rest| rest.starts_with(';') || rest.starts_with("%3B"))
 }
 
 /// Resolves `.` and `..`, by RFC 3986, 5.2.4. Nothing is above the root.
@@ -166,6 +180,10 @@ mod tests {
             "/a/%2e%2e//b",
             "/a\u{7f}",
             "/a?b",
+            "/a/..;/b",
+            "/a/.;x=1/b",
+            "/a/%2e%2e;x",
+            "/a/..%3b/b",
         ] {
             assert_eq!(normalize(path), PathForm::Ambiguous, "{path}");
         }

@@ -117,6 +117,7 @@ pub struct Route {
     pub(crate) body_bytes_max: u64,
     pub(crate) upgrades: Vec<Box<str>>,
     pub(crate) has_raw_paths: bool,
+    pub(crate) has_idempotency_keys: bool,
     pub(crate) networks: Networks,
     pub(crate) auth: Option<Auth>,
     pub(crate) rate: Option<RouteRate>,
@@ -139,6 +140,7 @@ impl Route {
             body_bytes_max: u64::MAX,
             upgrades: Vec::new(),
             has_raw_paths: false,
+            has_idempotency_keys: false,
             networks: Networks::default(),
             auth: None,
             rate: None,
@@ -224,6 +226,15 @@ impl Route {
         Route { response_fields: edits, ..self }
     }
 
+    /// The fields of a request that are this gateway's word, and so no trailers.
+    pub(crate) fn guarded_fields(&self) -> Box<[HeaderName]> {
+        let copied = match &self.auth {
+            Some(Auth::Forward(auth)) => &auth.copied[..],
+            _ => &[],
+        };
+        copied.iter().chain(self.request_fields.names()).cloned().collect()
+    }
+
     /// Sets how long each phase may take.
     pub fn timeouts(self, timeouts: RouteTimeouts) -> Route {
         Route { timeouts, ..self }
@@ -252,8 +263,16 @@ impl Route {
         Route { upgrades: protocols.map(Into::into).collect(), ..self }
     }
 
+    /// Takes a request with an `idempotency-key` for one that may be asked twice, whatever its
+    /// method. The upstream has to keep its promise for that field, or a lost POST may be done
+    /// twice. Off by default.
+    pub fn idempotency_keys(self) -> Route {
+        Route { has_idempotency_keys: true, ..self }
+    }
+
     /// Takes paths as they come, also those that are refused else: with `%2f`, `//`, a backslash.
-    /// They are matched as they are, and sent so: what stands behind decides alone what they mean.
+    /// They are sent so: what stands behind decides alone what they mean, and may take `%2fadmin`
+    /// for a path that another route guards. Those with `.` and `..` are refused.
     pub fn raw_paths(self) -> Route {
         Route { has_raw_paths: true, ..self }
     }

@@ -60,6 +60,31 @@ fn post_that_was_lost_is_asked_once() {
 }
 
 #[test]
+fn key_of_a_post_counts_where_the_route_says_so() {
+    for (has_keys, status, asked) in [(false, 502, 1), (true, 200, 2)] {
+        Sim::seeds(20).run(|sim| {
+            let backends = ADDRS.map(|addr| {
+                Backend::start(sim, addr, move |seen, _| match seen.field("idempotency-key") {
+                    Some(_) if addr == ADDRS[1] => Act::Send(ok("done")),
+                    _ => Act::SendAndEnd(String::new()),
+                })
+            });
+            let mut route = Route::to(&upstream(2)).retry_on([503]);
+            if has_keys {
+                route = route.idempotency_keys();
+            }
+            let request = "POST / HTTP/1.1\r\nhost: a.b\r\nidempotency-key: 1\r\ncontent-length: 1\r\n\r\nx";
+            let found = asks_once(&routes([("/*", route)]), sim, request.into());
+            let found = found.borrow();
+            let answer = found.as_ref().expect("it ended").as_ref().expect("an answer");
+            let requests = backends.map(|backend| backend.requests());
+            // By chance the one that answers was the first.
+            assert!(requests[0] == 0 || answer.status == status && requests[0] + requests[1] == asked);
+        });
+    }
+}
+
+#[test]
 fn request_that_may_be_repeated_goes_to_another_backend() {
     Sim::seeds(20).run(|sim| {
         let dies = Backend::start(sim, ADDRS[0], |_, _| Act::SendAndEnd(String::new()));

@@ -1,7 +1,7 @@
 //! Who may use a route, and how much.
 
 use ringserve::http::hyper::service::service_fn;
-use ringserve::http::hyper::{Method, Response};
+use ringserve::http::hyper::{Method, Response, StatusCode};
 use ringserve_gateway::RateKey;
 
 use super::*;
@@ -122,6 +122,74 @@ fn upstream_that_is_asked_first_decides_and_names_the_client() {
 }
 
 #[test]
+fn question_names_the_client_and_not_its_lies() {
+    Sim::seeds(3).run(|sim| {
+        Backend::start(sim, ADDRS[0], says_its_target);
+        let guard = Backend::start(sim, ADDRS[1], |seen, _| {
+            Act::Send(match seen.field("authorization") {
+                Some(_) => "HTTP/1.1 204 No\r\n\r\n".into(),
+                None => "HTTP/1.1 403 No\r\ncontent-length: 0\r\n\r\n".into(),
+            })
+        });
+        let auth = HttpUpstream::new(Upstream::new("auth", [ADDRS[1]]));
+        let guarded = |route: Route| route.forward_auth(&auth, "/verify", []);
+        let routes = routes([
+            ("/web", guarded(Route::to(&upstream(1)))),
+            ("/fixed", guarded(Route::respond(StatusCode::OK, "text/plain".parse().unwrap(), "fixed"))),
+            ("/rest", guarded(Route::fallback())),
+        ]);
+        start_with(sim, &routes, |gateway| {
+            gateway.fallback(service_fn(async |request| {
+                let _request: ringserve::http::hyper::Request<ringserve::http::hyper::body::Incoming> =
+                    request;
+                Ok::<_, std::convert::Infallible>(Response::new("rest".to_owned()))
+            }))
+        });
+        sim.client("one", async move |net| {
+            let lies = "x-forwarded-for: 10.9.9.9\r\nx-forwarded-proto: https\r\n\
+                        forwarded: for=10.9.9.9\r\nx-real-ip: 10.9.9.9\r\nx-forwarded-user: root\r\n\
+                        connection: x-hop\r\nx-hop: 1\r\nx_user: root\r\n";
+            for path in ["/web", "/fixed", "/rest"] {
+                let mut me = net.connect(FRONT).await?;
+                let request = |more: &str| format!("GET {path} HTTP/1.1\r\nhost: a.b\r\n{more}{lies}\r\n");
+                assert_eq!(ask(&mut me, request("")).await?.status, 403, "{path}");
+                assert_eq!(ask(&mut me, request("authorization: x\r\n")).await?.status, 200, "{path}");
+                let question = guard.last();
+                assert!(question.field("x-forwarded-for").is_some_and(|ip| !ip.contains("10.9.9.9")));
+                assert_eq!(question.field("x-forwarded-proto"), Some("http"));
+                assert_eq!(question.field("x-forwarded-uri"), Some(path));
+                for name in ["forwarded", "x-real-ip", "x-forwarded-user", "x-hop", "x_user", "connection"] {
+                    assert_eq!(question.field(name), None, "{path}: {name}");
+                }
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn rate_by_a_field_counts_what_the_upstream_reads() {
+    Sim::seeds(3).run(|sim| {
+        Backend::start(sim, ADDRS[0], says_its_target);
+        let key = RateKey::Field("x-tenant".parse().unwrap());
+        let route = Route::to(&upstream(1)).rate(key, 1, 2).expect("a rate");
+        start(sim, &routes([("/*", route)]));
+        sim.client("one", async move |net| {
+            let mut me = net.connect(FRONT).await?;
+            let of = |tenant: &str| {
+                format!("GET /a HTTP/1.1\r\nhost: a.b\r\nconnection: x-tenant\r\nx-tenant: {tenant}\r\n\r\n")
+            };
+            for (tenant, status) in [("a", 200), ("b", 200), ("c", 429)] {
+                assert_eq!(ask(&mut me, of(tenant)).await?.status, status, "{tenant}");
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
 fn route_has_as_many_requests_as_it_may() {
     Sim::seeds(5).run(|sim| {
         Backend::start(sim, ADDRS[0], |_, _| Act::After(2 * SECOND, Box::new(Act::Send(ok("done")))));
@@ -140,20 +208,25 @@ fn route_has_as_many_requests_as_it_may() {
 }
 
 #[test]
-fn rest_goes_to_the_fallback_as_it_came() {
+fn rest_goes_to_the_fallback_in_one_form() {
     Sim::seeds(3).run(|sim| {
         let routes = routes([("/a", Route::fallback())]);
         start_with(sim, &routes, |gateway| {
             gateway.fallback(service_fn(async |request| {
-                let request: ringserve::http::hyper::Request<_> = request;
-                let _body: ringserve::http::hyper::body::Incoming = request.into_body();
-                Ok::<_, std::convert::Infallible>(Response::new("rest".to_owned()))
+                let request: ringserve::http::hyper::Request<ringserve::http::hyper::body::Incoming> =
+                    request;
+                Ok::<_, std::convert::Infallible>(Response::new(request.uri().to_string()))
             }))
         });
         sim.client("one", async move |net| {
             let mut me = net.connect(FRONT).await?;
-            for path in ["/a", "/b//c"] {
-                assert_eq!(ask(&mut me, get(path)).await?.text(), "rest");
+            for (path, sent) in
+                [("/a", "/a"), ("/b/%2e%2e/c?d", "/c?d"), ("/x/../a?%2e", "/a?%2e"), ("/b", "/b")]
+            {
+                assert_eq!(ask(&mut me, get(path)).await?.text(), sent);
+            }
+            for path in ["/b//c", "/b%2fc", "/x/..;/a"] {
+                assert_eq!(ask(&mut me, get(path)).await?.status, 400, "{path}");
             }
             Ok(())
         });
