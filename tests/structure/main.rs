@@ -7,6 +7,7 @@
 //! part of. A parent's `mod x;` imports nothing, and neither does code that is compiled for tests
 //! alone.
 
+mod conditional;
 mod errors;
 mod evolving;
 mod log_lines;

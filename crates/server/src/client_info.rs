@@ -1,14 +1,17 @@
 //! Who asks: what is known of the connection of a request.
 
 use std::fmt;
+#[cfg(feature = "tls")]
+use std::rc::Rc;
 use std::sync::Arc;
 
-use ringserve_core::ConnId;
+use ringserve_base::peer::Peer;
+#[cfg(feature = "tls")]
+use ringserve_core::facts_as;
 use ringserve_core::proxy::Tlvs;
+use ringserve_core::{ConnId, Outlet};
 #[cfg(feature = "tls")]
 use ringserve_tls::TlsInfo;
-
-use ringserve_base::peer::Peer;
 
 /// The connection of a request: its peer, what a proxy said of it, and the facts of its handshake.
 /// Each request that a service of [`http`](crate::http()) or an [`Http`](crate::http::Http) is
@@ -44,25 +47,45 @@ struct Known {
     shard: usize,
     /// As they came.
     tlvs: Option<Box<[u8]>>,
+    handshake: Handshake,
+}
+
+/// The facts of a handshake, for code that runs anywhere; none without the feature `tls`.
+struct Handshake {
     #[cfg(feature = "tls")]
     tls: Option<TlsInfo>,
 }
 
+#[cfg(feature = "tls")]
+impl Handshake {
+    fn of(conn: &Outlet) -> Handshake {
+        let info = conn.transport_info().and_then(facts_as).map(|info: Rc<TlsInfo>| (*info).clone());
+        Handshake { tls: info }
+    }
+
+    fn show(&self, to: &mut fmt::DebugStruct<'_, '_>) {
+        to.field("tls", &self.tls);
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+impl Handshake {
+    fn of(_conn: &Outlet) -> Handshake {
+        Handshake {}
+    }
+
+    fn show(&self, _to: &mut fmt::DebugStruct<'_, '_>) {}
+}
+
 impl ClientInfo {
-    pub(crate) fn new(
-        peer: Peer,
-        id: ConnId,
-        shard: usize,
-        tlvs: Option<&Tlvs>,
-        #[cfg(feature = "tls")] tls: Option<TlsInfo>,
-    ) -> ClientInfo {
+    /// What is known of this connection of a shard.
+    pub(crate) fn of(conn: &Outlet, shard: usize) -> ClientInfo {
         let known = Known {
-            peer,
-            id,
+            peer: Peer::of(conn),
+            id: conn.id(),
             shard,
-            tlvs: tlvs.map(as_they_came),
-            #[cfg(feature = "tls")]
-            tls,
+            tlvs: conn.tlvs().as_ref().map(as_they_came),
+            handshake: Handshake::of(conn),
         };
         ClientInfo { known: Arc::new(known) }
     }
@@ -91,7 +114,7 @@ impl ClientInfo {
     /// The facts of the connection's handshake; `None` without TLS.
     #[cfg(feature = "tls")]
     pub fn tls(&self) -> Option<&TlsInfo> {
-        self.known.tls.as_ref()
+        self.known.handshake.tls.as_ref()
     }
 }
 
@@ -115,8 +138,7 @@ impl fmt::Debug for ClientInfo {
             .field("shard", &self.shard())
             .field("id", &self.id())
             .field("tlvs", &self.tlvs());
-        #[cfg(feature = "tls")]
-        shown.field("tls", &self.tls());
+        self.known.handshake.show(&mut shown);
         shown.finish()
     }
 }

@@ -120,10 +120,8 @@ pub enum Error {
         error: io::Error,
     },
     /// The [admin endpoint](crate::Server::admin) cannot be started.
-    #[cfg(feature = "admin")]
     Admin(String),
     /// The log cannot be set up ([`log::init`](crate::subscriber::init)).
-    #[cfg(feature = "log")]
     Log(String),
     /// A thread cannot be started.
     Thread(io::Error),
@@ -218,9 +216,7 @@ impl fmt::Display for Error {
                  raise it, or set None to wait without a limit"
             ),
             Error::Runtime { shard, error } => write!(f, "no runtime for shard {shard}: {error}"),
-            #[cfg(feature = "log")]
             Error::Log(reason) => write!(f, "the log cannot be set up: {reason}"),
-            #[cfg(feature = "admin")]
             Error::Admin(reason) => write!(f, "the admin endpoint cannot be started: {reason}"),
             Error::Thread(error) => write!(f, "cannot start a thread for a shard: {error}"),
             Error::Signals(error) => write!(f, "cannot handle SIGINT and SIGTERM: {error}"),

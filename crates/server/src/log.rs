@@ -120,7 +120,7 @@ impl Observer for LogObserver {
     #[cfg(feature = "metrics")]
     fn first_frame(&mut self, lane: LaneId, after: std::time::Duration) {
         if !self.names.is_upstream(lane) {
-            self.snapshot.first_frames.add(after.as_nanos() as u64, 1);
+            self.snapshot.durations.first_frames.add(after.as_nanos() as u64, 1);
         }
     }
 
@@ -142,7 +142,7 @@ impl Observer for LogObserver {
     #[cfg(feature = "metrics")]
     fn send_stalled(&mut self, lane: LaneId, time: std::time::Duration) {
         if !self.names.is_upstream(lane) {
-            self.snapshot.send_stalls.add(time.as_nanos() as u64, 1);
+            self.snapshot.durations.send_stalls.add(time.as_nanos() as u64, 1);
         }
     }
 

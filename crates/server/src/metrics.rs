@@ -106,8 +106,11 @@ use ringserve_admission::{KeyRatesStats, RefusedBy};
 use crate::histogram::{Counted, Histogram};
 use crate::server::running::ServerHandle;
 use crate::shard::remote::control::ServerControl;
-use crate::snapshot::{CallFigures, Snapshot};
+use crate::snapshot::Snapshot;
+use crate::snapshot::durations::CallFigures;
 use crate::stats::{ConnStats, DriverStats, ServerStats, ShardTimes};
+#[cfg(feature = "log")]
+use crate::subscriber::lines_dropped;
 
 pub use figures::{
     Counter, Counters, Figures, FiguresError, Gauge, Gauges, Histograms, SECONDS, ValueHistogram,
@@ -201,17 +204,15 @@ impl Collector for Metrics {
         self.shards(&mut to, &stats)?;
         blocking(&mut to, &stats)?;
         let what = "Lines that the log dropped, as what reads it is slow or away";
-        to.counter("log_lines_dropped", what, log_lines_dropped())?;
+        to.counter("log_lines_dropped", what, lines_dropped() + ringserve_base::log_thread::dropped())?;
         self.histograms(&mut to)
     }
 }
 
-fn log_lines_dropped() -> u64 {
-    #[cfg(feature = "log")]
-    let of_subscriber = crate::subscriber::lines_dropped();
-    #[cfg(not(feature = "log"))]
-    let of_subscriber = 0;
-    of_subscriber + ringserve_base::log_thread::dropped()
+/// Without the log that ships it drops nothing.
+#[cfg(not(feature = "log"))]
+fn lines_dropped() -> u64 {
+    0
 }
 
 impl Metrics {
@@ -229,8 +230,11 @@ impl Metrics {
         let held = [(Vec::new(), self.server.held_bytes_max() as u64)];
         let what = "Bytes that the connections of each shard may hold beside receive buffers";
         to.gauges("held_max", what, Some(&Unit::Bytes), held)?;
-        #[cfg(feature = "tls")]
-        self.certificates(to)?;
+        self.certificates(to)
+    }
+
+    #[cfg(not(feature = "tls"))]
+    fn certificates(&self, _to: &mut Families<'_>) -> fmt::Result {
         Ok(())
     }
 
@@ -247,7 +251,7 @@ impl Metrics {
     /// Shows `visit` what each shard counts of the calls of each service, by its number.
     fn each_calls(&self, mut visit: impl FnMut(usize, &CallFigures)) {
         let snapshots = self.server.remotes().iter().filter_map(|remote| remote.snapshot());
-        for (service, of) in snapshots.flat_map(|snapshot| snapshot.calls.iter().enumerate()) {
+        for (service, of) in snapshots.flat_map(|snapshot| snapshot.durations.calls.iter().enumerate()) {
             visit(service, of);
         }
     }
@@ -446,19 +450,19 @@ impl Metrics {
             snapshots.for_each(|snapshot| of(snapshot).add_to(&mut sum));
             sum
         };
-        let turns = sum(|snapshot| &snapshot.turns);
+        let turns = sum(|snapshot| &snapshot.durations.turns);
         to.histogram("turn", "Turns of the shards' loops, without the wait behind", &turns, Duration::ZERO)?;
         let mut calls = Counted::new();
         self.each_calls(|_, of| of.waited.add_to(&mut calls));
         to.histogram("call", "Calls that waited", &calls, Duration::ZERO)?;
-        let first = sum(|snapshot| &snapshot.first_frames);
+        let first = sum(|snapshot| &snapshot.durations.first_frames);
         to.histogram(
             "first_frame",
             "Until a connection's first frame, from when it could send one",
             &first,
             STEP,
         )?;
-        let stalls = sum(|snapshot| &snapshot.send_stalls);
+        let stalls = sum(|snapshot| &snapshot.durations.send_stalls);
         to.histogram("send_stall", "Until a peer took what waited for it", &stalls, STEP)
     }
 }

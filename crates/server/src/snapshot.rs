@@ -10,16 +10,16 @@
 //! All of it is written by one thread, so nothing is a locked instruction: a load and a store where
 //! something is added.
 
+pub(crate) mod durations;
 pub(crate) mod working;
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use durations::Durations;
 use ringserve_buf::BufferStats;
 use ringserve_core::{ConnStats, DriverStats, Time};
 use working::WorkWords;
 
-#[cfg(feature = "metrics")]
-use crate::histogram::Histogram;
 use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
 
 /// The number of times that a reader tries again. Then it takes figures of two publications: the
@@ -43,51 +43,6 @@ pub(crate) struct WatchedFigures {
     pub(crate) is_paused: bool,
 }
 
-/// The counts of a shard for the calls of one service. None is touched by a call that ends at once
-/// and well: those are the frames that are in no other count.
-#[cfg(feature = "metrics")]
-pub(crate) struct CallFigures {
-    /// The durations of calls that waited.
-    pub(crate) waited: Histogram,
-    /// Calls that began to wait, and those of them that ended: done, failed, or dropped with their
-    /// connection.
-    begun: AtomicU64,
-    ended: AtomicU64,
-    /// Calls that returned an error, and those that panicked, at once or later.
-    pub(crate) failed: AtomicU64,
-    pub(crate) panicked: AtomicU64,
-}
-
-#[cfg(feature = "metrics")]
-impl CallFigures {
-    fn new() -> CallFigures {
-        let zero = || AtomicU64::new(0);
-        CallFigures {
-            waited: Histogram::new(),
-            begun: zero(),
-            ended: zero(),
-            failed: zero(),
-            panicked: zero(),
-        }
-    }
-
-    /// On the shard: a call waits.
-    pub(crate) fn begins(&self) {
-        crate::histogram::add(&self.begun, 1);
-    }
-
-    /// On the shard: this number of calls that waited are over.
-    pub(crate) fn end(&self, calls: u64) {
-        crate::histogram::add(&self.ended, calls);
-    }
-
-    /// Calls that wait now. Ends are read first, so that none seems to end that did not begin.
-    pub(crate) fn in_flight(&self) -> u64 {
-        let ended = self.ended.load(Ordering::Acquire);
-        self.begun.load(Ordering::Acquire).saturating_sub(ended)
-    }
-}
-
 /// The figures that one shard publishes.
 #[repr(align(128))]
 pub(crate) struct Snapshot {
@@ -106,18 +61,7 @@ pub(crate) struct Snapshot {
     pub(crate) work: WorkWords,
     lines: Box<[Line]>,
     names: ServiceNames,
-    /// The durations of turns.
-    #[cfg(feature = "metrics")]
-    pub(crate) turns: Histogram,
-    /// The calls of each service.
-    #[cfg(feature = "metrics")]
-    pub(crate) calls: Box<[CallFigures]>,
-    /// The times that connections take to send their first frame.
-    #[cfg(feature = "metrics")]
-    pub(crate) first_frames: Histogram,
-    /// The durations of sends that something waits for.
-    #[cfg(feature = "metrics")]
-    pub(crate) send_stalls: Histogram,
+    pub(crate) durations: Durations,
 }
 
 impl Snapshot {
@@ -126,8 +70,6 @@ impl Snapshot {
         each_word(&mut blank(&names), |_| words += 1);
         let line = || Line([const { AtomicU64::new(0) }; 16]);
         let lines = (0..usize::div_ceil(words, 16)).map(|_| line()).collect();
-        #[cfg(feature = "metrics")]
-        let calls = names.lanes().map(|_| CallFigures::new()).collect();
         Snapshot {
             sequence: AtomicU64::new(0),
             turn: AtomicU64::new(0),
@@ -136,15 +78,8 @@ impl Snapshot {
             watched: Default::default(),
             work: WorkWords::default(),
             lines,
+            durations: Durations::of(&names),
             names,
-            #[cfg(feature = "metrics")]
-            turns: Histogram::new(),
-            #[cfg(feature = "metrics")]
-            calls,
-            #[cfg(feature = "metrics")]
-            first_frames: Histogram::new(),
-            #[cfg(feature = "metrics")]
-            send_stalls: Histogram::new(),
         }
     }
 

@@ -319,11 +319,14 @@ impl Admin {
     }
 
     /// The way to set the filter of `ringserve::log`, where that is the log.
+    #[cfg(feature = "log")]
     fn log_level_of_subscriber() -> Option<LogLevel> {
-        #[cfg(feature = "log")]
-        return ringserve_base::log_thread::never_blocks()
-            .then(|| Arc::new(crate::subscriber::set_filter) as LogLevel);
-        #[cfg(not(feature = "log"))]
+        let is_the_log = ringserve_base::log_thread::never_blocks();
+        is_the_log.then(|| Arc::new(crate::subscriber::set_filter) as LogLevel)
+    }
+
+    #[cfg(not(feature = "log"))]
+    fn log_level_of_subscriber() -> Option<LogLevel> {
         None
     }
 }

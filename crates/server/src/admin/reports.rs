@@ -238,10 +238,10 @@ fn times(running: &Running) -> Times {
         }
     };
     Times {
-        turn: of(|snapshot, sum| snapshot.turns.add_to(sum)),
-        call: of(|snapshot, sum| snapshot.calls.iter().for_each(|of| of.waited.add_to(sum))),
-        first_frame: of(|snapshot, sum| snapshot.first_frames.add_to(sum)),
-        send_stall: of(|snapshot, sum| snapshot.send_stalls.add_to(sum)),
+        turn: of(|snapshot, sum| snapshot.durations.turns.add_to(sum)),
+        call: of(|snapshot, sum| snapshot.durations.calls.iter().for_each(|of| of.waited.add_to(sum))),
+        first_frame: of(|snapshot, sum| snapshot.durations.first_frames.add_to(sum)),
+        send_stall: of(|snapshot, sum| snapshot.durations.send_stalls.add_to(sum)),
     }
 }
 

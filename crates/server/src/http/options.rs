@@ -144,6 +144,9 @@ pub struct HttpOptions {
 /// The number of headers for which hyper has room on its stack.
 const HEADERS_MAX: usize = 100;
 
+/// Whether requests may ask for WebSocket on a stream of HTTP/2.
+const HAS_WEBSOCKET: bool = cfg!(feature = "websocket");
+
 impl Default for HttpOptions {
     fn default() -> HttpOptions {
         HttpOptions {
@@ -167,7 +170,7 @@ impl Default for HttpOptions {
             http2_idle_timeout: Some(Duration::from_secs(600)),
             pending_resets_max: 20,
             error_resets_max: 1024,
-            websocket_streams: cfg!(feature = "websocket"),
+            websocket_streams: HAS_WEBSOCKET,
             date: true,
         }
     }

@@ -231,7 +231,6 @@ pub(super) struct Watch {
     /// With HTTP/2.
     rests: RefCell<Option<Box<Rests>>>,
     /// Bytes held of what came on streams that speak something else than HTTP.
-    #[cfg(feature = "websocket")]
     upgraded_held: Cell<usize>,
     /// The continuation of the connection when hyper leaves it.
     upgrade: RefCell<Option<Begin>>,
@@ -297,7 +296,6 @@ impl Watch {
             is_cut_off: Cell::default(),
             farewell: Farewell::default(),
             rests: RefCell::default(),
-            #[cfg(feature = "websocket")]
             upgraded_held: Cell::default(),
             upgrade: RefCell::default(),
         })

@@ -18,9 +18,9 @@ use super::config::given::{ServerConfig, ServiceConfig, ServiceKind};
 use super::driver::Driver;
 use super::listen::addr::Binds;
 use super::listen::transport::MakeTransport;
-#[cfg(feature = "admin")]
-use super::running::Beside;
 use super::running::ServerHandle;
+#[cfg(feature = "admin")]
+use super::running::{Beside, Companion};
 use super::runtime::Runtime;
 use super::serves::One;
 use super::start::{Prepared, StartHooks};
@@ -462,7 +462,7 @@ impl<F> Server<F> {
     /// Sets the companion endpoint, replacing any previous one.
     #[cfg(feature = "admin")]
     pub(crate) fn with_beside(mut self, beside: Box<dyn Beside>) -> Server<F> {
-        self.hooks.beside = Some(beside);
+        self.hooks.companion = Companion::of(beside);
         self
     }
 

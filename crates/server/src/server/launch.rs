@@ -24,6 +24,7 @@ use super::config::driver_config::{DESCRIPTORS_PER_SHARD, DriverConfig, DriverKi
 use super::config::shared::{ShardSeed, SharedConfig};
 use super::listen::sockets::Listening;
 use super::running::{Launched, ServerHandle, ShardDeath, ShardEnd};
+#[cfg(feature = "runtime-tokio")]
 use super::runtime::Runtime;
 use super::serves::Serves;
 use crate::error::Error;
@@ -192,7 +193,19 @@ impl ShardSeed {
         }
     }
 
+    /// Serves inside the configured runtime: without the features of others there is only its own.
+    #[cfg(not(feature = "runtime-tokio"))]
+    fn run_inside<D: Driver<Descriptor = OwnedFd>, S: Serves>(
+        self,
+        serves: S,
+        driver: D,
+        start: ShardStart,
+    ) -> ShardEnd {
+        self.run_on(serves, driver, start)
+    }
+
     /// Serves inside the configured runtime.
+    #[cfg(feature = "runtime-tokio")]
     fn run_inside<D: Driver<Descriptor = OwnedFd>, S: Serves>(
         self,
         serves: S,
@@ -201,7 +214,6 @@ impl ShardSeed {
     ) -> ShardEnd {
         match self.shared.checked.given.runtime {
             Runtime::Own => self.run_on(serves, driver, start),
-            #[cfg(feature = "runtime-tokio")]
             runtime => {
                 let (shard, started) = (self.index, start.clone());
                 let served = runtime.run(Box::pin(async move {

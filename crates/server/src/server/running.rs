@@ -23,6 +23,63 @@ use crate::stats::AcceptQueueStats;
 use crate::stats::{ServerStats, ShardStats};
 use crate::watchdog::thread::Watchdog;
 
+/// The companion endpoint of a server before its start, if there is one; none without the feature
+/// `admin`.
+#[derive(Default)]
+pub(super) struct Companion {
+    #[cfg(feature = "admin")]
+    beside: Option<Box<dyn Beside>>,
+}
+
+/// The same from its start on.
+#[derive(Default)]
+pub(super) struct RunningCompanion {
+    #[cfg(feature = "admin")]
+    beside: Option<Box<dyn RunsBeside>>,
+    /// The settings of the server.
+    #[cfg(feature = "admin")]
+    pub(super) facts: Facts,
+}
+
+#[cfg(feature = "admin")]
+impl Companion {
+    pub(super) fn of(beside: Box<dyn Beside>) -> Companion {
+        Companion { beside: Some(beside) }
+    }
+
+    /// Starts it. See [`Beside::start`].
+    pub(super) fn start(self) -> Result<RunningCompanion, Error> {
+        let beside = self.beside.map(Beside::start).transpose()?;
+        Ok(RunningCompanion { beside, facts: Facts::default() })
+    }
+}
+
+#[cfg(not(feature = "admin"))]
+impl Companion {
+    pub(super) fn start(self) -> Result<RunningCompanion, Error> {
+        Ok(RunningCompanion::default())
+    }
+}
+
+#[cfg(feature = "admin")]
+impl RunningCompanion {
+    pub(super) fn is_there(&self) -> bool {
+        self.beside.is_some()
+    }
+
+    /// All shards of the server are ready.
+    fn begins(&self, server: ServerControl) {
+        if let Some(beside) = &self.beside {
+            beside.begins(server, self.facts.clone());
+        }
+    }
+}
+
+#[cfg(not(feature = "admin"))]
+impl RunningCompanion {
+    fn begins(&self, _server: ServerControl) {}
+}
+
 /// The companion endpoint of a server, before its start.
 #[cfg(feature = "admin")]
 pub(crate) trait Beside: Send {
@@ -102,8 +159,7 @@ pub struct ServerHandle {
     /// The factories.
     kept: Kept,
     /// Dropped last: it answers until the server has ended.
-    #[cfg(feature = "admin")]
-    beside: Option<Box<dyn RunsBeside>>,
+    companion: RunningCompanion,
 }
 
 impl ServerHandle {
@@ -115,8 +171,7 @@ impl ServerHandle {
             watchdog,
             listening,
             kept: Kept::default(),
-            #[cfg(feature = "admin")]
-            beside: None,
+            companion: RunningCompanion::default(),
         }
     }
 
@@ -127,9 +182,9 @@ impl ServerHandle {
     }
 
     /// The server with a companion endpoint, which ends after it.
-    #[cfg(feature = "admin")]
-    pub(super) fn with_beside(mut self, beside: Option<Box<dyn RunsBeside>>) -> ServerHandle {
-        self.beside = beside;
+    pub(super) fn with_companion(mut self, companion: RunningCompanion) -> ServerHandle {
+        companion.begins(self.control());
+        self.companion = companion;
         self
     }
 
@@ -137,14 +192,14 @@ impl ServerHandle {
     /// there is one.
     #[cfg(feature = "admin")]
     pub fn admin_address(&self) -> Option<&Address> {
-        self.beside.as_ref().map(|beside| beside.address())
+        self.companion.beside.as_ref().map(|beside| beside.address())
     }
 
     /// The first address at which the endpoint has [probes answered
     /// alone](crate::admin::Admin::probes), with the real port, if there is one.
     #[cfg(feature = "admin")]
     pub fn probes_address(&self) -> Option<&Address> {
-        self.beside.as_ref().and_then(|beside| beside.probes())
+        self.companion.beside.as_ref().and_then(|beside| beside.probes())
     }
 
     /// The addresses of the server, with the real ports: each address and each Unix socket, in the

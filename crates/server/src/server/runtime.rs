@@ -42,68 +42,82 @@ pub enum Runtime {
 }
 
 impl Runtime {
-    const ALL: &[Runtime] = &[
-        Runtime::Own,
+    /// All of them, with their names.
+    const ALL: &[(Runtime, &str)] = &[
+        (Runtime::Own, "own"),
         #[cfg(feature = "runtime-tokio")]
-        Runtime::Tokio,
+        (Runtime::Tokio, "tokio"),
         #[cfg(feature = "runtime-tokio-uring")]
-        Runtime::TokioUring,
+        (Runtime::TokioUring, "tokio-uring"),
     ];
 
     /// Refuses a runtime that cannot be made here.
     ///
     /// # Errors
     /// Names the cause and the fix.
+    #[cfg(feature = "runtime-tokio-uring")]
     pub(crate) fn check(self) -> Result<(), Error> {
-        #[cfg(feature = "runtime-tokio-uring")]
-        if self == Runtime::TokioUring {
-            let why = |error| io::Error::other(format!("tokio-uring needs io_uring: {error}"));
-            return probe_ring().map_err(|error| Error::Runtime { shard: 0, error: why(error) });
+        if self != Runtime::TokioUring {
+            return Ok(());
         }
+        let why = |error| io::Error::other(format!("tokio-uring needs io_uring: {error}"));
+        probe_ring().map_err(|error| Error::Runtime { shard: 0, error: why(error) })
+    }
+
+    /// The others can be made everywhere.
+    #[cfg(not(feature = "runtime-tokio-uring"))]
+    pub(crate) fn check(self) -> Result<(), Error> {
         Ok(())
     }
 
     /// Runs a future to its end inside the runtime. It is boxed, so that the runtime's loop is
     /// compiled once and not for each service.
-    #[cfg(feature = "runtime-tokio")]
+    #[cfg(feature = "runtime-tokio-uring")]
     pub(crate) fn run<T>(self, inside: Pin<Box<dyn Future<Output = T> + '_>>) -> io::Result<T> {
-        #[cfg(feature = "runtime-tokio-uring")]
-        if self == Runtime::TokioUring {
-            let runtime = tokio_uring::Runtime::new(&tokio_uring::builder())?;
-            return Ok(runtime.block_on(inside));
+        if self != Runtime::TokioUring {
+            return run_on_tokio(inside);
         }
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let local = tokio::task::LocalSet::new();
-        let done = local.block_on(&runtime, inside);
-        // Tasks are dropped inside the runtime; its blocking threads are not waited for.
-        {
-            let _inside = runtime.enter();
-            drop(local);
-        }
-        runtime.shutdown_background();
-        Ok(done)
+        let runtime = tokio_uring::Runtime::new(&tokio_uring::builder())?;
+        Ok(runtime.block_on(inside))
     }
+
+    /// Runs a future to its end inside tokio's runtime.
+    #[cfg(all(feature = "runtime-tokio", not(feature = "runtime-tokio-uring")))]
+    pub(crate) fn run<T>(self, inside: Pin<Box<dyn Future<Output = T> + '_>>) -> io::Result<T> {
+        run_on_tokio(inside)
+    }
+}
+
+#[cfg(feature = "runtime-tokio")]
+fn run_on_tokio<T>(inside: Pin<Box<dyn Future<Output = T> + '_>>) -> io::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let local = tokio::task::LocalSet::new();
+    let done = local.block_on(&runtime, inside);
+    // Tasks are dropped inside the runtime; its blocking threads are not waited for.
+    {
+        let _inside = runtime.enter();
+        drop(local);
+    }
+    runtime.shutdown_background();
+    Ok(done)
 }
 
 impl FromStr for Runtime {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Runtime, String> {
-        let found = Runtime::ALL.iter().find(|runtime| runtime.to_string() == name);
-        let names = || Runtime::ALL.iter().map(Runtime::to_string).collect::<Vec<_>>().join(", ");
-        found.copied().ok_or_else(|| format!("{name} is no runtime; choose one of {}", names()))
+        let found = Runtime::ALL.iter().find(|(_, known)| *known == name);
+        let names = || Runtime::ALL.iter().map(|(_, known)| *known).collect::<Vec<_>>().join(", ");
+        found
+            .map(|(runtime, _)| *runtime)
+            .ok_or_else(|| format!("{name} is no runtime; choose one of {}", names()))
     }
 }
 
 impl fmt::Display for Runtime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Runtime::Own => "own",
-            #[cfg(feature = "runtime-tokio")]
-            Runtime::Tokio => "tokio",
-            #[cfg(feature = "runtime-tokio-uring")]
-            Runtime::TokioUring => "tokio-uring",
-        })
+        let known = Runtime::ALL.iter().find(|(runtime, _)| runtime == self);
+        f.write_str(known.map_or("", |(_, name)| name))
     }
 }
 
@@ -113,8 +127,8 @@ mod tests {
 
     #[test]
     fn a_runtime_is_named_as_it_is_shown() {
-        for runtime in Runtime::ALL {
-            assert_eq!(runtime.to_string().parse(), Ok(*runtime));
+        for (runtime, name) in Runtime::ALL {
+            assert_eq!((&*runtime.to_string(), name.parse()), (*name, Ok(*runtime)));
         }
         assert!("go".parse::<Runtime>().unwrap_err().starts_with("go is no runtime; choose one of own"));
     }

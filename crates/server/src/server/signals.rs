@@ -32,6 +32,8 @@ use crate::error::Error;
 use crate::shard::remote::control::ServerControl;
 use crate::shard::remote::ending::Ending;
 use crate::shard::running::starting::Interrupter;
+#[cfg(feature = "log")]
+use crate::subscriber::{flush, reopen};
 
 /// Those that stop a server are taken unless they are ignored, the others where they would end the
 /// process.
@@ -79,7 +81,6 @@ struct Receiver {
     has_terminal: bool,
     /// A SIGTERM until then is the one that came before.
     joined: Option<Deadline>,
-    #[cfg(feature = "tls")]
     reloads: Reloads,
 }
 
@@ -105,7 +106,6 @@ impl StopSignals {
             stage: Stage::Starting(interrupter),
             has_terminal,
             joined: None,
-            #[cfg(feature = "tls")]
             reloads: Reloads::default(),
         };
         let (handle, receiver) = (signals.handle(), Arc::new(Mutex::new(receiver)));
@@ -225,23 +225,29 @@ impl Receiver {
     /// Reads again what can be read again, certificates, and opens the files of the log again: this
     /// line is in the new one.
     fn on_reload(&self) {
-        #[cfg(feature = "log")]
-        crate::subscriber::reopen();
+        reopen();
         info!("SIGHUP: certificates are read again; lists are as their files change");
-        #[cfg(feature = "tls")]
         if let Stage::Running { handle, .. } = &self.stage {
             self.reloads.ask(handle);
         }
     }
 }
 
+/// Without the log that ships no file is open.
+#[cfg(not(feature = "log"))]
+fn reopen() {}
+
+/// Without the log that ships no line waits.
+#[cfg(not(feature = "log"))]
+fn flush(_at_most: Duration) {}
+
 /// Readings of certificates, on a separate thread: a disk may hold one up for ever, and SIGTERM has
 /// its effect then.
-#[cfg(feature = "tls")]
 #[derive(Default)]
 struct Reloads {
     /// Those that were asked for since the last one began; the thread is there while there are
     /// some.
+    #[cfg(feature = "tls")]
     asked: Arc<AtomicU32>,
 }
 
@@ -273,6 +279,11 @@ impl Reloads {
     }
 }
 
+#[cfg(not(feature = "tls"))]
+impl Reloads {
+    fn ask(&self, _server: &ServerControl) {}
+}
+
 /// Ends the process, whatever blocks. The line is written by a thread whose log is the program's.
 pub(super) fn end_process(why: &'static str) -> ! {
     let says = thread::Builder::new().spawn(move || {
@@ -285,8 +296,7 @@ pub(super) fn end_process(why: &'static str) -> ! {
 /// Writes the last line of the process, and waits for it a second or two at most.
 fn say_at_the_end(line: impl FnOnce() + Send + 'static) {
     write_at_the_end(line);
-    #[cfg(feature = "log")]
-    crate::subscriber::flush(Duration::from_secs(1));
+    flush(Duration::from_secs(1));
 }
 
 fn serving() -> MutexGuard<'static, Serving> {

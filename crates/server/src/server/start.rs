@@ -24,9 +24,10 @@ use super::config::shared::ShardSeed;
 use super::fit::{Fit, fit, follow};
 use super::launch::{RunShard, announce, descriptors, launch};
 use super::listen::sockets::{Listen, Listening, Place};
-use super::running::ServerHandle;
 #[cfg(feature = "admin")]
-use super::running::{Beside, Facts};
+use super::running::Facts;
+use super::running::ServerHandle;
+use super::running::{Companion, RunningCompanion};
 use super::serves::{Kept, Serves};
 use super::signals::{StopSignals, end_process};
 use super::until::serve_until;
@@ -58,8 +59,7 @@ pub(crate) struct Prepared<S> {
 pub(crate) struct StartHooks {
     pub(super) on_start: Option<Box<dyn FnOnce(ServerControl) + Send>>,
     /// The companion endpoint.
-    #[cfg(feature = "admin")]
-    pub(super) beside: Option<Box<dyn Beside>>,
+    pub(super) companion: Companion,
 }
 
 impl<S: Serves + Send + 'static> Prepared<S> {
@@ -120,14 +120,10 @@ fn start_shards(
 ) -> Result<ServerHandle, Error> {
     checked.given.runtime.check()?;
     // First, so that it answers while factories are pending.
-    #[cfg(feature = "admin")]
-    let beside = hooks.beside.take().map(Beside::start).transpose()?;
+    let mut companion = hooks.companion.start()?;
     let memory = fit_memory(&mut checked)?;
     let descriptors = descriptors(checked.shards, checked.binds().count())?;
-    #[cfg(feature = "admin")]
-    let left_alone = if beside.is_some() { ENDPOINT_DESCRIPTORS } else { 0 };
-    #[cfg(not(feature = "admin"))]
-    let left_alone = 0;
+    let left_alone = descriptors_of(&companion);
     let driver = DriverChoice { checked: &checked, descriptors, left_alone }.choose()?;
     let cpus = cpus_to_pin(checked.given.pin, checked.shards);
     let (mut sockets, listening) = listen(&checked, &cpus)?;
@@ -138,11 +134,9 @@ fn start_shards(
     let clock = Clock::start();
     let filters = KernelFilters::of(&sockets, &checked.limiters, clock.clone());
     watch(&checked.limiters, filters).map_err(Error::Thread)?;
-    #[cfg(feature = "tls")]
-    super::listen::tls::begin(checked.binds())?;
+    checked.binds().try_for_each(|bind| bind.tls.begin(&bind.addr))?;
     let record = announced(&checked, &driver, &listening, &cpus);
-    #[cfg(feature = "admin")]
-    let facts = facts(&checked, &driver);
+    note_facts(&mut companion, &checked, &driver);
     let blocking = Arc::new(Threads::new(&checked.server_limits));
     let shared = checked.share(driver, (&listening, &sockets), (clock, blocking), record);
     let launched = launch(&shared, (starting, until), sockets, &cpus, of_shard)?;
@@ -151,11 +145,7 @@ fn start_shards(
     if let Some(memory) = memory {
         follow(memory, &handle.control()).map_err(Error::Thread)?;
     }
-    #[cfg(feature = "admin")]
-    let handle = {
-        beside.iter().for_each(|beside| beside.begins(handle.control(), facts.clone()));
-        handle.with_beside(beside)
-    };
+    let handle = handle.with_companion(companion);
     if let Some(on_start) = hooks.on_start.take() {
         on_start(handle.control());
     }
@@ -177,17 +167,31 @@ fn announced(
     Some(Arc::new(Record::begin(checked.setup(driver.rings(), !cpus.is_empty()))))
 }
 
-/// The settings for the companion endpoint.
+/// Descriptors that the companion endpoint needs.
 #[cfg(feature = "admin")]
-fn facts(checked: &CheckedConfig, driver: &DriverConfig) -> Facts {
-    Facts {
+fn descriptors_of(companion: &RunningCompanion) -> u64 {
+    if companion.is_there() { ENDPOINT_DESCRIPTORS } else { 0 }
+}
+
+#[cfg(not(feature = "admin"))]
+fn descriptors_of(_companion: &RunningCompanion) -> u64 {
+    0
+}
+
+/// Leaves the settings of the server with its companion endpoint.
+#[cfg(feature = "admin")]
+fn note_facts(companion: &mut RunningCompanion, checked: &CheckedConfig, driver: &DriverConfig) {
+    companion.facts = Facts {
         driver: driver.name(),
         connections_max: driver.connections_max(),
         connections_wanted: checked.server_limits.connections_max,
         buffers_max: checked.server_limits.receive_buffers_max(),
         limits: checked.services.iter().map(|service| service.limits.clone()).collect(),
-    }
+    };
 }
+
+#[cfg(not(feature = "admin"))]
+fn note_facts(_companion: &mut RunningCompanion, _checked: &CheckedConfig, _driver: &DriverConfig) {}
 
 /// Fits limits into the memory that the process may use. Returns what that depends on, if it may
 /// change.

@@ -2,18 +2,11 @@
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-#[cfg(feature = "tls")]
-use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::rt::{Read, ReadBufCursor, Write};
-use ringserve_base::peer::Peer;
-#[cfg(feature = "tls")]
-use ringserve_core::facts_as;
 use ringserve_core::{CloseReason, ConnShared, Reservation};
-#[cfg(feature = "tls")]
-use ringserve_tls::TlsInfo;
 
 use super::byte_stream::Stream;
 use crate::client_info::ClientInfo;
@@ -141,15 +134,7 @@ impl Fate {
 
     /// The facts of the connection, for code that runs anywhere.
     pub(crate) fn client_info(&self, shard: usize) -> ClientInfo {
-        let (peer, id, tlvs) = (Peer::of(&self.shared), self.shared.id(), self.shared.tlvs());
-        ClientInfo::new(
-            peer,
-            id,
-            shard,
-            tlvs.as_ref(),
-            #[cfg(feature = "tls")]
-            self.shared.transport_info().and_then(facts_as).map(|info: Rc<TlsInfo>| (*info).clone()),
-        )
+        ClientInfo::of(&self.shared, shard)
     }
 
     /// Resets the connection, as [`Stream::abort`].

@@ -55,7 +55,6 @@ impl Watch {
     /// Counts what hyper holds for the connection, rounded up.
     pub(super) fn count(&self) {
         let held = self.received_held() as usize + self.held.get() + self.seeds.get();
-        #[cfg(feature = "websocket")]
         let held = held + self.upgraded_held.get();
         let held = held.next_multiple_of(COUNT_STEP);
         if held != self.counted.replace(held)

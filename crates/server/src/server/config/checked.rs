@@ -195,18 +195,11 @@ impl ServerConfig {
 
 /// Adds the transports that TLS and WebSocket are, for a service of this kind.
 fn with_transports(mut binds: Vec<Bind>, kind: ServiceKind) -> Result<Vec<Bind>, Error> {
-    let _ = kind;
     for bind in &mut binds {
-        bind.is_plain = bind.transport.is_none();
-        #[cfg(feature = "tls")]
-        {
-            bind.is_plain &= bind.tls.is_none();
-        }
+        bind.is_plain = bind.transport.is_none() && !bind.tls.is_set();
+        let below = bind.tls.transport(kind.protocols)?.or(bind.transport.take());
+        bind.transport = bind.websocket.above(below, &bind.addr, kind.framing)?;
     }
-    #[cfg(feature = "tls")]
-    super::super::listen::tls::prepare(&mut binds, kind.protocols)?;
-    #[cfg(feature = "websocket")]
-    super::super::listen::websocket::prepare(&mut binds, kind.framing)?;
     Ok(binds)
 }
 

@@ -197,7 +197,6 @@ impl DriverConfig {
     }
 
     /// `io_uring` or `epoll`.
-    #[cfg(feature = "metrics")]
     pub(crate) fn name(&self) -> &'static str {
         match self.kind {
             DriverKind::Uring(_) => "io_uring",

@@ -1,6 +1,5 @@
 //! The settings of a server and of its services, as the program gives them.
 
-#[cfg(feature = "websocket")]
 use std::any::TypeId;
 use std::iter;
 use std::sync::Arc;
@@ -10,9 +9,7 @@ use std::time::Duration;
 use ringserve_admission::Admission;
 use ringserve_base::cpu::cpus_to_pin;
 use ringserve_base::doctor::{Rings, Setup};
-#[cfg(feature = "websocket")]
-use ringserve_core::framing::Raw;
-use ringserve_core::framing::TypedFraming;
+use ringserve_core::framing::{Raw, TypedFraming};
 use ringserve_core::{Limits, ServerLimits};
 
 use super::super::driver::Driver;
@@ -79,35 +76,21 @@ pub(crate) struct ServiceKind {
     /// Switches off the limits that do not apply to it.
     pub(crate) adjust: fn(&mut Limits),
     /// The names of the protocols that it speaks, for TLS.
-    #[cfg(feature = "tls")]
     pub(crate) protocols: &'static [&'static str],
     /// The type of its framing, by which a transport may go.
-    #[cfg(feature = "websocket")]
     pub(crate) framing: TypeId,
 }
 
 impl ServiceKind {
     /// The kind of what a factory makes for this framing.
     pub(crate) fn of<F: TypedFraming, Make: IntoService<F>>() -> ServiceKind {
-        ServiceKind {
-            adjust: Make::adjust,
-            #[cfg(feature = "tls")]
-            protocols: Make::protocols(),
-            #[cfg(feature = "websocket")]
-            framing: TypeId::of::<F>(),
-        }
+        ServiceKind { adjust: Make::adjust, protocols: Make::protocols(), framing: TypeId::of::<F>() }
     }
 }
 
 impl Default for ServiceKind {
     fn default() -> ServiceKind {
-        ServiceKind {
-            adjust: |_| {},
-            #[cfg(feature = "tls")]
-            protocols: &[],
-            #[cfg(feature = "websocket")]
-            framing: TypeId::of::<Raw>(),
-        }
+        ServiceKind { adjust: |_| {}, protocols: &[], framing: TypeId::of::<Raw>() }
     }
 }
 

@@ -16,6 +16,7 @@ use ringserve_core::{Address, Driver, LaneId, Quota, Transport};
 use ringserve_drivers::Listener;
 
 use super::super::listen::sockets::Listening;
+use super::super::listen::tls::TlsLayer;
 use super::super::listen::transport::Transports;
 use super::super::serves::{MadeOf, Serves};
 use super::checked::{CheckedConfig, CheckedService};
@@ -92,11 +93,9 @@ impl CheckedConfig {
             .with_record(record)
             .with_end(&self.server_limits, sockets)
             .with_upstreams(self.given.upstreams.clone().into())
-            .with_limiters(self.limiters.clone(), rate);
-        #[cfg(feature = "metrics")]
-        let control = control.with_driver(driver.name());
-        #[cfg(feature = "tls")]
-        let control = control.with_tls(super::super::listen::tls::all(self.binds()));
+            .with_limiters(self.limiters.clone(), rate)
+            .with_driver(driver.name())
+            .with_tls(TlsLayer::all(self.binds().map(|bind| &bind.tls)));
         // All connections are asked alike.
         let asks = self
             .services

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
+use std::mem;
 use std::net::ToSocketAddrs;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
@@ -14,7 +15,9 @@ use ringserve_admission::proxy_protocol::ProxyProtocol;
 use ringserve_core::Address;
 
 use super::adopted::Adopted;
+use super::tls::TlsLayer;
 use super::transport::MakeTransport;
+use super::websocket::WebSocketLayer;
 
 /// Listeners at most: beyond, something is wrong with the list.
 const LISTENERS_MAX: usize = 1024;
@@ -34,11 +37,9 @@ pub(crate) struct Bind {
     /// Neither TLS nor a layer of the program lies there. WebSocket may.
     pub(crate) is_plain: bool,
     /// The TLS that the layer is made from, if it is TLS.
-    #[cfg(feature = "tls")]
-    pub(crate) tls: Option<ringserve_tls::TlsListener>,
+    pub(crate) tls: TlsLayer,
     /// The WebSocket layer above both, if there is one.
-    #[cfg(feature = "websocket")]
-    pub(crate) websocket: Option<ringserve_websocket::WebSocketOptions>,
+    pub(crate) websocket: WebSocketLayer,
 }
 
 impl Bind {
@@ -50,10 +51,8 @@ impl Bind {
             transport: None,
             admission: None,
             is_plain: true,
-            #[cfg(feature = "tls")]
-            tls: None,
-            #[cfg(feature = "websocket")]
-            websocket: None,
+            tls: TlsLayer::default(),
+            websocket: WebSocketLayer::default(),
         }
     }
 }
@@ -68,10 +67,8 @@ pub(crate) struct Binds {
     proxy: Option<ProxyProtocol>,
     transport: Option<MakeTransport>,
     admission: Option<Arc<Admission>>,
-    #[cfg(feature = "tls")]
-    tls: Option<ringserve_tls::TlsListener>,
-    #[cfg(feature = "websocket")]
-    websocket: Option<ringserve_websocket::WebSocketOptions>,
+    tls: TlsLayer,
+    websocket: WebSocketLayer,
 }
 
 impl Binds {
@@ -139,14 +136,14 @@ impl Binds {
     /// All of them have TLS.
     #[cfg(feature = "tls")]
     pub(crate) fn tls(mut self, tls: ringserve_tls::TlsListener) -> Binds {
-        self.tls = Some(tls);
+        self.tls = TlsLayer::of(tls);
         self
     }
 
     /// All of them speak WebSocket.
     #[cfg(feature = "websocket")]
     pub(crate) fn websocket(mut self, options: ringserve_websocket::WebSocketOptions) -> Binds {
-        self.websocket = Some(options);
+        self.websocket = WebSocketLayer::of(options);
         self
     }
 
@@ -154,23 +151,14 @@ impl Binds {
     fn each(&mut self) -> Vec<Bind> {
         let (proxy, transport) = (self.proxy.take(), self.transport.take());
         let admission = self.admission.take();
-        #[cfg(feature = "tls")]
-        let tls = self.tls.take();
-        #[cfg(feature = "websocket")]
-        let websocket = self.websocket.take();
-        let mut binds = std::mem::take(&mut self.binds);
+        let (tls, websocket) = (mem::take(&mut self.tls), mem::take(&mut self.websocket));
+        let mut binds = mem::take(&mut self.binds);
         for bind in &mut binds {
             bind.proxy = bind.proxy.take().or_else(|| proxy.clone());
             bind.transport = bind.transport.take().or_else(|| transport.clone());
             bind.admission = bind.admission.take().or_else(|| admission.clone());
-            #[cfg(feature = "tls")]
-            {
-                bind.tls = bind.tls.take().or_else(|| tls.clone());
-            }
-            #[cfg(feature = "websocket")]
-            {
-                bind.websocket = bind.websocket.take().or_else(|| websocket.clone());
-            }
+            bind.tls = mem::take(&mut bind.tls).or(&tls);
+            bind.websocket = mem::take(&mut bind.websocket).or(&websocket);
         }
         binds
     }

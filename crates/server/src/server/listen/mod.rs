@@ -4,9 +4,7 @@ pub(crate) mod addr;
 mod adopted;
 mod ip;
 pub(crate) mod sockets;
-#[cfg(feature = "tls")]
 pub(crate) mod tls;
 pub(crate) mod transport;
 mod unix;
-#[cfg(feature = "websocket")]
 pub(crate) mod websocket;

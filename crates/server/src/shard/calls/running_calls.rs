@@ -22,6 +22,7 @@ use crate::shard::face::handle::Shard;
 use crate::shard::face::service::Service;
 use crate::shard::state::many::TaskNumbers;
 use crate::shard::wakes::inbox::TaskWaker;
+use crate::snapshot::durations::CallStart;
 
 /// Free slots that are kept. Beyond, the memory of a burst of parked handlers is given back.
 const SPARE_MAX: usize = 1024;
@@ -92,8 +93,7 @@ pub(crate) struct Slot<S: Service<H>, H, Fut> {
     /// When the call began to wait, in steps of the time limits' wheel.
     since: Stamp,
     /// The same, as the shard's clock has it.
-    #[cfg(feature = "metrics")]
-    began: Time,
+    start: CallStart,
     next: Option<u32>,
 }
 
@@ -131,19 +131,12 @@ where
 
     /// The call that began in the [idle](Tasks::idle) slot waits.
     /// It began in the turn of `now`.
-    #[cfg_attr(
-        not(feature = "metrics"),
-        allow(unused_variables, reason = "it is for the histogram of calls")
-    )]
     pub(crate) fn waits(&mut self, task: u32, id: ConnId, now: Time) {
         debug_assert_eq!(self.free.last(), Some(&task), "another slot is used next");
         self.free.pop();
         if let Some(slot) = self.slot(task) {
             slot.id = Some(id);
-            #[cfg(feature = "metrics")]
-            {
-                slot.began = now;
-            }
+            slot.start = CallStart::at(now);
         }
     }
 
@@ -198,9 +191,7 @@ where
         let slot = self.slots.get_mut(task as usize)?.as_mut()?;
         // Also when there is no call: the next one here must be woken again.
         slot.wake.taken();
-        let (id, bytes, since) = (slot.id?, slot.bytes, slot.since);
-        #[cfg(feature = "metrics")]
-        let began = slot.began;
+        let (id, bytes, since, start) = (slot.id?, slot.bytes, slot.since, slot.start);
         let polled = guard(|| slot.poll());
         if let Ok(None) = polled {
             return None;
@@ -217,14 +208,7 @@ where
                 Resumed::Panicked(panicked)
             }
         };
-        Some(CallEnd {
-            id,
-            result,
-            parked: ParkOutcome { next, bytes, since },
-            before,
-            #[cfg(feature = "metrics")]
-            began,
-        })
+        Some(CallEnd { id, result, parked: ParkOutcome { next, bytes, since }, before, start })
     }
 
     /// Drops a connection's calls that wait, `first` and those listed after it. Returns how many
@@ -297,8 +281,7 @@ pub(crate) struct CallEnd<E> {
     /// Since when the one listed before it waits, if there is one.
     pub before: Option<Stamp>,
     /// When it began.
-    #[cfg(feature = "metrics")]
-    pub began: Time,
+    pub start: CallStart,
 }
 
 /// The outcome of a call.
@@ -335,8 +318,7 @@ impl<S: Service<H>, H: Default, Fut: Future<Output = ()>> Slot<S, H, Fut> {
             bytes: 0,
             prev: NO_TASK,
             since: Stamp::default(),
-            #[cfg(feature = "metrics")]
-            began: Time::ZERO,
+            start: CallStart::at(Time::ZERO),
             next: None,
         })
     }

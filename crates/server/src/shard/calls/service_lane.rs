@@ -40,7 +40,6 @@ pub(crate) struct ServiceLane<S: Service<F::Head>, F: TypedFraming, Make, Fut> {
     admit: Option<Admit>,
     handler_errors: LineLimit,
     /// The number of the service.
-    #[cfg(feature = "metrics")]
     number: usize,
 }
 
@@ -69,7 +68,6 @@ where
             opens,
             admit,
             handler_errors: LineLimit::default(),
-            #[cfg(feature = "metrics")]
             number: numbers.service(),
         }
     }
@@ -115,8 +113,7 @@ where
                 return self.failed(common, frames.shard(), id, error);
             }
             self.tasks.waits(task, id, common.now);
-            #[cfg(feature = "metrics")]
-            common.meter.call_waits(self.number);
+            common.meter.snapshot.durations.call_waits(self.number);
             let parked = frames.park(task, self.tasks.call_bytes());
             self.tasks.list(task, parked);
         }
@@ -254,8 +251,7 @@ where
 
     #[cold]
     fn failed(&mut self, common: &mut Common, core: &mut Core, id: ConnId, error: S::Error) {
-        #[cfg(feature = "metrics")]
-        common.meter.call_failed(self.number);
+        common.meter.snapshot.durations.call_failed(self.number);
         let shard = common.shard.index();
         let peer = core.shared(id).map(|shared| Peer::of(shared));
         let service = peer.as_ref().and_then(|peer| common.names.at(peer.listener_id()));
@@ -283,8 +279,7 @@ where
 
     #[cold]
     fn panicked(&mut self, common: &mut Common, core: &mut Core, id: ConnId, panicked: &Panicked) {
-        #[cfg(feature = "metrics")]
-        common.meter.call_panicked(self.number);
+        common.meter.snapshot.durations.call_panicked(self.number);
         common.report_panic("call", named(core, id), panicked);
         let queued = |core: &Core| core.shared(id).map_or(0, |shared| shared.outbox_bytes());
         let before = queued(core);
@@ -387,10 +382,7 @@ where
         match call {
             Some(task) if opened => {
                 let dropped = self.tasks.cancel(task);
-                #[cfg(feature = "metrics")]
-                common.meter.calls_dropped(self.number, dropped);
-                #[cfg(not(feature = "metrics"))]
-                let _ = dropped;
+                common.meter.snapshot.durations.calls_dropped(self.number, dropped);
             }
             Some(task) => self.opens.cancel(task),
             None => {}
@@ -422,8 +414,7 @@ where
             common.works_for(core, StalledWork::Call, id);
         }
         let end = self.tasks.resume(task)?;
-        #[cfg(feature = "metrics")]
-        common.meter.call_ended(self.number, common.now, end.began);
+        common.meter.snapshot.durations.call_ended(self.number, common.now, end.start);
         let CallEnd { id, result, parked, before, .. } = end;
         core.call_done(id, task, parked, before);
         match result {

@@ -1,8 +1,6 @@
 use std::any::Any;
 use std::borrow::Cow;
-#[cfg(feature = "http")]
-use std::cell::OnceCell;
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -61,7 +59,6 @@ struct Inner {
     draining: Flag,
     ends: Ends,
     /// State that its connections share, once there is a state machine.
-    #[cfg(feature = "http")]
     core: OnceCell<Rc<ShardShared>>,
     upstreams: Requests,
     awaited: Awaited,
@@ -92,7 +89,6 @@ impl Shard {
             start: Start::default(),
             draining: Flag::default(),
             ends,
-            #[cfg(feature = "http")]
             core: OnceCell::default(),
             upstreams: Requests::default(),
             awaited: Awaited::default(),
@@ -620,7 +616,6 @@ impl Shard {
     }
 
     pub(crate) fn set_core(&self, core: &Rc<ShardShared>) {
-        #[cfg(feature = "http")]
         let _ = self.inner.core.set(core.clone());
         self.inner.pages.begin(core);
     }

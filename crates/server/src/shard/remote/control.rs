@@ -37,12 +37,24 @@ pub struct ServerControl {
     held_bytes_max: Arc<AtomicUsize>,
     record: Option<Arc<Record>>,
     /// The name of its driver.
-    #[cfg(feature = "metrics")]
     driver: &'static str,
     ending: Arc<Ending>,
     upstreams: Arc<[Arc<dyn UpstreamSource>]>,
+    tls: ReplaceableTls,
+}
+
+/// The TLS of all addresses that have it; none without the feature `tls`.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ReplaceableTls {
     #[cfg(feature = "tls")]
-    tls: ringserve_tls::ServerTls,
+    all: ringserve_tls::ServerTls,
+}
+
+#[cfg(feature = "tls")]
+impl ReplaceableTls {
+    pub(crate) fn of(listeners: impl Iterator<Item = ringserve_tls::TlsListener>) -> ReplaceableTls {
+        ReplaceableTls { all: listeners.collect() }
+    }
 }
 
 impl ServerControl {
@@ -68,12 +80,10 @@ impl ServerControl {
             connections_max: usize::MAX,
             held_bytes_max: Arc::new(AtomicUsize::new(usize::MAX)),
             record: None,
-            #[cfg(feature = "metrics")]
             driver: "simulated",
             ending,
             upstreams: Arc::default(),
-            #[cfg(feature = "tls")]
-            tls: Default::default(),
+            tls: ReplaceableTls::default(),
         }
     }
 
@@ -87,7 +97,6 @@ impl ServerControl {
     }
 
     /// With the name of its driver.
-    #[cfg(feature = "metrics")]
     pub(crate) fn with_driver(self, driver: &'static str) -> ServerControl {
         ServerControl { driver, ..self }
     }
@@ -183,15 +192,14 @@ impl ServerControl {
         }
     }
 
-    #[cfg(feature = "tls")]
-    pub(crate) fn with_tls(self, tls: ringserve_tls::ServerTls) -> ServerControl {
+    pub(crate) fn with_tls(self, tls: ReplaceableTls) -> ServerControl {
         ServerControl { tls, ..self }
     }
 
     /// The TLS of all addresses that have it, to replace its certificates.
     #[cfg(feature = "tls")]
     pub fn tls(&self) -> &ringserve_tls::ServerTls {
-        &self.tls
+        &self.tls.all
     }
 
     pub(crate) fn blocking(&self) -> &Arc<dyn Pool> {
@@ -239,6 +247,10 @@ impl ServerControl {
 
 impl fmt::Debug for ServerControl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerControl").field("listeners", &self.listeners).finish_non_exhaustive()
+        f.debug_struct("ServerControl")
+            .field("listeners", &self.listeners)
+            .field("driver", &self.driver)
+            .field("tls", &self.tls)
+            .finish_non_exhaustive()
     }
 }

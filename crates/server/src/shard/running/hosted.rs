@@ -123,7 +123,6 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
                 return Poll::Pending;
             }
         }
-        #[cfg(feature = "metrics")]
         self.lane.common.meter.pauses();
         match waits.breathe(task) {
             Ok(()) => Poll::Pending,

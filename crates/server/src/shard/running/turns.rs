@@ -170,14 +170,12 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         let is_due = next <= lane.common.now;
         let talks = lane.parts.remote.has_asked() | lane.parts.called.has(Attention::MESSAGES);
         if is_due || left_over || (talks && gives_way(lane)) || !lane.parts.remote.fall_asleep() {
-            #[cfg(feature = "metrics")]
             match lane.parts.way.is_given {
                 true => lane.common.meter.waits(lane.common.shard.timers()),
                 false => lane.common.meter.goes_on(),
             }
             return Wait::No;
         }
-        #[cfg(feature = "metrics")]
         lane.common.meter.waits(lane.common.shard.timers());
         if next == Time::NEVER { Wait::Forever } else { Wait::For(next - lane.common.now) }
     }

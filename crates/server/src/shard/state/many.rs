@@ -51,7 +51,6 @@ impl TaskNumbers {
     }
 
     /// The number of the service.
-    #[cfg(feature = "metrics")]
     pub(crate) fn service(self) -> usize {
         (self.mark >> TASK_BITS) as usize
     }

@@ -9,9 +9,6 @@ use ringserve_base::lines::warn;
 use ringserve_core::{Address, Time};
 use ringserve_drivers::guarded;
 
-#[cfg(feature = "metrics")]
-use crate::histogram::add;
-#[cfg(feature = "metrics")]
 use crate::shard::wakes::timers::Timers;
 use crate::snapshot::Snapshot;
 use crate::watch::accept_queue::AcceptQueues;
@@ -22,7 +19,6 @@ const PUBLISHED_EVERY: Duration = Duration::from_millis(100);
 
 /// One of this many turns that end in a wait is timed and stands for all of them: only that takes a
 /// clock read in addition to the one with which each turn begins.
-#[cfg(feature = "metrics")]
 const TIMED_ONE_IN: u32 = 64;
 
 /// The meter of one shard.
@@ -30,35 +26,76 @@ pub(crate) struct Meter {
     pub(crate) snapshot: Arc<Snapshot>,
     publish_at: Time,
     put_off_at: Time,
-    #[cfg(feature = "metrics")]
     timing: Timing,
 }
 
-/// Measurement of the lengths of turns.
-#[cfg(feature = "metrics")]
+/// Measurement of the lengths of turns; empty where nothing reads them.
 struct Timing {
     /// The next turn follows the last one without a wait.
+    #[cfg(feature = "metrics")]
     goes_on: bool,
+    #[cfg(feature = "metrics")]
     until_timed: u32,
+}
+
+#[cfg(feature = "metrics")]
+impl Timing {
+    const START: Timing = Timing { goes_on: false, until_timed: TIMED_ONE_IN };
+
+    /// True if this turn follows the last one without a wait, which the call forgets.
+    #[inline]
+    fn took_no_wait(&mut self) -> bool {
+        let goes_on = self.goes_on;
+        if goes_on {
+            self.goes_on = false;
+        }
+        goes_on
+    }
+
+    #[inline]
+    fn goes_on(&mut self, goes_on: bool) {
+        self.goes_on = goes_on;
+    }
+
+    /// True if the turn that ends now is timed.
+    #[inline]
+    fn is_timed(&mut self) -> bool {
+        self.until_timed -= 1;
+        if self.until_timed > 0 {
+            return false;
+        }
+        self.until_timed = TIMED_ONE_IN;
+        true
+    }
+}
+
+#[cfg(not(feature = "metrics"))]
+impl Timing {
+    const START: Timing = Timing {};
+
+    #[inline]
+    fn took_no_wait(&mut self) -> bool {
+        false
+    }
+
+    #[inline]
+    fn goes_on(&mut self, _goes_on: bool) {}
+
+    #[inline]
+    fn is_timed(&mut self) -> bool {
+        false
+    }
 }
 
 impl Meter {
     pub(crate) fn new(snapshot: Arc<Snapshot>) -> Meter {
-        Meter {
-            snapshot,
-            publish_at: Time::ZERO,
-            put_off_at: Time::ZERO,
-            #[cfg(feature = "metrics")]
-            timing: Timing { goes_on: false, until_timed: TIMED_ONE_IN },
-        }
+        Meter { snapshot, publish_at: Time::ZERO, put_off_at: Time::ZERO, timing: Timing::START }
     }
 
     /// Begins a turn, after one that was so much of a whole one.
     #[inline]
     pub(crate) fn begin_turn(&mut self, now: Time, last: u32) {
-        #[cfg(feature = "metrics")]
-        if self.timing.goes_on {
-            self.timing.goes_on = false;
+        if self.timing.took_no_wait() {
             self.count_turn(now, 1);
         }
         self.snapshot.begin_turn(now, last);
@@ -96,85 +133,38 @@ impl Meter {
     pub(crate) fn publish_at(&self) -> Time {
         self.publish_at
     }
-}
-
-/// The lengths of turns and calls, for those who read them.
-#[cfg(feature = "metrics")]
-impl Meter {
-    /// Counts a call of this service that waits.
-    pub(crate) fn call_waits(&self, service: usize) {
-        if let Some(calls) = self.snapshot.calls.get(service) {
-            calls.begins();
-        }
-    }
-
-    /// Counts the end of a call that waited, and that began in a turn at `began`.
-    pub(crate) fn call_ended(&self, service: usize, now: Time, began: Time) {
-        let Some(calls) = self.snapshot.calls.get(service) else { return };
-        calls.waited.add(nanos(began, now), 1);
-        calls.end(1);
-    }
-
-    /// Counts calls that waited and were dropped, since their connection ended.
-    pub(crate) fn calls_dropped(&self, service: usize, count: usize) {
-        if let Some(calls) = self.snapshot.calls.get(service) {
-            calls.end(count as u64);
-        }
-    }
-
-    /// Counts a call that returned an error.
-    pub(crate) fn call_failed(&self, service: usize) {
-        if let Some(calls) = self.snapshot.calls.get(service) {
-            add(&calls.failed, 1);
-        }
-    }
-
-    /// Counts a call that panicked.
-    pub(crate) fn call_panicked(&self, service: usize) {
-        if let Some(calls) = self.snapshot.calls.get(service) {
-            add(&calls.panicked, 1);
-        }
-    }
 
     /// Notes that the next turn begins as soon as this one is over.
     #[inline]
     pub(crate) fn goes_on(&mut self) {
-        self.timing.goes_on = true;
+        self.timing.goes_on(true);
     }
 
     /// Excludes the time between this turn and the next one from the length of this one.
     #[cfg(feature = "runtime-tokio")]
     pub(crate) fn pauses(&mut self) {
-        self.timing.goes_on = false;
+        self.timing.goes_on(false);
     }
 
     /// Notes that the shard waits now.
     #[inline]
     pub(crate) fn waits(&mut self, clock: &Timers) {
-        self.timing.until_timed -= 1;
-        if self.timing.until_timed == 0 {
+        if self.timing.is_timed() {
             self.time_turn(clock);
         }
     }
 
     #[cold]
     fn time_turn(&mut self, clock: &Timers) {
-        self.timing.until_timed = TIMED_ONE_IN;
         self.count_turn(clock.now(), TIMED_ONE_IN.into());
     }
 
     /// Counts a turn that was over at `over`, as `count` turns.
     fn count_turn(&self, over: Time, count: u64) {
         if let Some(began) = self.snapshot.last_turn() {
-            self.snapshot.turns.add(nanos(began, over), count);
+            self.snapshot.durations.add_turn(began, over, count);
         }
     }
-}
-
-#[cfg(feature = "metrics")]
-#[inline]
-fn nanos(from: Time, to: Time) -> u64 {
-    to.as_nanos() - from.as_nanos()
 }
 
 /// Lost packets of a shard's listeners that its log has reported.

@@ -108,13 +108,8 @@ pub(crate) struct RemoteShard {
     /// Connections the shard's table has room for.
     room: AtomicUsize,
     driver: OnceLock<Waker>,
-    /// Wakes the shard instead of its driver, where that does not block.
-    #[cfg(feature = "runtime-tokio")]
-    host: Mutex<Option<Waker>>,
-    /// An observer of each call, on the thread that makes it: a simulation, in which one thread
-    /// makes them all.
-    #[cfg(feature = "testing")]
-    on_call: OnceLock<OnCall>,
+    host: Host,
+    calls: CallObserver,
     reports: Mutex<Reports>,
     reported: Condvar,
     /// Set when the shard is made.
@@ -139,6 +134,35 @@ pub(crate) struct RemoteShard {
     ended_services: AtomicU32,
 }
 
+/// The runtime inside which a shard runs, if there is one: it wakes the shard instead of the driver,
+/// which does not block then.
+#[derive(Default)]
+struct Host {
+    #[cfg(feature = "runtime-tokio")]
+    waker: Mutex<Option<Waker>>,
+}
+
+/// The observer of each call, on the thread that makes it: a simulation, in which one thread makes
+/// them all.
+#[derive(Default)]
+struct CallObserver {
+    #[cfg(feature = "testing")]
+    on_call: OnceLock<OnCall>,
+}
+
+impl CallObserver {
+    #[cfg(feature = "testing")]
+    fn called(&self) {
+        if let Some(on_call) = self.on_call.get() {
+            on_call();
+        }
+    }
+
+    #[cfg(not(feature = "testing"))]
+    #[inline]
+    fn called(&self) {}
+}
+
 /// Reports asked for and answered, both counted.
 #[derive(Default)]
 struct Reports {
@@ -156,10 +180,8 @@ impl RemoteShard {
             command: AtomicU8::new(Command::Serve as u8),
             room: AtomicUsize::new(0),
             driver: OnceLock::new(),
-            #[cfg(feature = "runtime-tokio")]
-            host: Mutex::default(),
-            #[cfg(feature = "testing")]
-            on_call: OnceLock::new(),
+            host: Host::default(),
+            calls: CallObserver::default(),
             reports: Mutex::default(),
             reported: Condvar::new(),
             snapshot: OnceLock::new(),
@@ -177,7 +199,7 @@ impl RemoteShard {
     /// Sets the observer of each call.
     #[cfg(feature = "testing")]
     pub(crate) fn set_on_call(&self, on_call: OnCall) {
-        let _ = self.on_call.set(on_call);
+        let _ = self.calls.on_call.set(on_call);
     }
 
     pub(crate) fn set_driver(&self, waker: Waker) {
@@ -381,7 +403,7 @@ impl RemoteShard {
     /// Sets the host that wakes the shard from now on.
     #[cfg(feature = "runtime-tokio")]
     pub(crate) fn set_host(&self, waker: &Waker) {
-        let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut host = self.host.waker.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *host {
             Some(host) => host.clone_from(waker),
             none => *none = Some(waker.clone()),
@@ -391,7 +413,7 @@ impl RemoteShard {
     /// Wakes the host if there is one. True if it was woken.
     #[cfg(feature = "runtime-tokio")]
     fn wake_host(&self) -> bool {
-        let host = self.host.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let host = self.host.waker.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // A task of the runtime may keep the shard from leaving its wait.
         if host.is_some()
             && self.inbox.take_watched()
@@ -402,6 +424,14 @@ impl RemoteShard {
         host.map(Waker::wake).is_some()
     }
 
+    /// Without a runtime there is no host.
+    #[cfg(not(feature = "runtime-tokio"))]
+    #[inline]
+    fn wake_host(&self) -> bool {
+        let Host {} = self.host;
+        false
+    }
+
     /// On the shard's own thread this finds the shard awake and costs no system call, unless it is
     /// hosted.
     fn call(&self, what: Attention) {
@@ -409,14 +439,10 @@ impl RemoteShard {
     }
 
     fn rouse(&self, called: Called) {
-        #[cfg(feature = "testing")]
-        if let Some(on_call) = self.on_call.get() {
-            on_call();
-        }
+        self.calls.called();
         if called == Called::Awake {
             return;
         }
-        #[cfg(feature = "runtime-tokio")]
         if self.wake_host() {
             return;
         }
