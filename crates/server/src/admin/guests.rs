@@ -16,7 +16,7 @@ use std::rc::Rc;
 use ringserve_core::Time;
 
 use crate::stream::byte_stream::Stream;
-use crate::stream::hyper_io::Fate;
+use crate::stream::fate::Fate;
 
 /// The connections of a listener.
 pub(super) struct Guests<C = Fate> {

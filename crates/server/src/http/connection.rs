@@ -25,7 +25,7 @@ use super::watch::{Bounds, Excess, Next, Watch};
 use super::watched::{Serving, StreamExecutor, Watched};
 use crate::shard::face::handle::Shard;
 use crate::stream::byte_stream::Stream;
-use crate::stream::hyper_io::Fate;
+use crate::stream::fate::Fate;
 
 /// Serves streams of a shard as HTTP. There is one for each shard, as it has the shard's timers.
 pub struct Http {

@@ -19,7 +19,7 @@ use super::watch::Watch;
 use crate::shard::face::handle::Shard;
 use crate::shard::tasks::draining::Draining;
 use crate::shard::wakes::timers::Sleep;
-use crate::stream::hyper_io::Fate;
+use crate::stream::fate::Fate;
 
 /// Time between two looks at a connection that is to end, and has something under way; and that a
 /// client of HTTP/1.1 has whose last answer did not say that it is the last one.

@@ -27,7 +27,7 @@ use crate::message::{Message, Outgoing};
 use crate::shard::face::handle::Shard;
 use crate::shard::wakes::timers::Sleep;
 use crate::stream::byte_stream::Stream;
-use crate::stream::hyper_io::Fate;
+use crate::stream::fate::Fate;
 
 /// Bytes read of a stream of HTTP/2 at once. Arbitrary: a frame of HTTP/2 has up to 16 KiB.
 const READ_BYTES: usize = 8 << 10;

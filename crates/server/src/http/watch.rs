@@ -36,7 +36,7 @@ use super::tunnel::Seed;
 use crate::client_info::ClientInfo;
 use crate::shard::face::reserve::WAIT_MAX;
 use crate::stream::byte_stream::Stream;
-use crate::stream::hyper_io::Fate;
+use crate::stream::fate::Fate;
 
 /// Ticks in the window of a rate: a peer is seen to be too slow at most a fifth of the window late.
 const TICKS: u32 = 5;

@@ -14,12 +14,12 @@
 pub(crate) mod byte_stream;
 pub(crate) mod connecting;
 pub(crate) mod copy;
+#[cfg(feature = "http")]
+pub(crate) mod fate;
 pub(crate) mod framed;
 pub(crate) mod halves;
-#[cfg(feature = "http")]
-pub(crate) mod hyper_io;
+#[cfg(any(feature = "http", feature = "tokio"))]
+mod io_traits;
 pub(crate) mod local_failure;
 pub(crate) mod proxy_header;
 pub(crate) mod service;
-#[cfg(feature = "tokio")]
-mod tokio_io;

@@ -3,25 +3,16 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::future::poll_fn;
-use std::rc::Rc;
 use std::task::Poll;
-use std::time::Duration;
 
-use ringserve_base::peer::Peer;
-use ringserve_buf::ReplyWriter;
-use ringserve_core::framing::{AsFramingState, WriteResult};
-use ringserve_core::proxy::Tlvs;
-use ringserve_core::{
-    ConnHead, ConnId, ConnLimits, ConnShared, LimitError, Limits, NoMemoryLeft, Payload, SharedPayload,
-    facts_as,
-};
+use ringserve_core::framing::AsFramingState;
+use ringserve_core::{ConnHead, ConnShared, Limits, NoMemoryLeft};
 
-use super::conn_handle::{ConnHandle, LocalHandle};
+use super::conn_methods::conn_methods;
 use super::handle::Shard;
 use super::reserve::Reserved;
 use crate::overload::Load;
-use crate::shard::tasks::join::{JoinHandle, SpawnError};
-use crate::shard::wakes::timers::{Sleep, Timeout};
+use crate::shard::tasks::join::JoinHandle;
 
 /// The connection of a call.
 ///
@@ -49,70 +40,7 @@ impl<'a, S: 'static> Cx<'a, S> {
         self.head
     }
 
-    /// Queues one reply, encoded by the service's framing. A [`Frame`](crate::Frame) of 4 KiB or
-    /// more and owned bytes (`Bytes`, `Vec<u8>`, `String`, `Arc<[u8]>`) of 32 KiB or more are kept
-    /// until they are sent, without a copy. A payload that the framing cannot express closes the
-    /// connection ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
-    #[inline(always)]
-    pub fn reply<'p>(&self, payload: impl Into<Payload<'p>>) {
-        self.head.reply(payload.into());
-    }
-
-    /// Queues one reply whose payload `write` writes in place, where it is sent from. If `write`
-    /// returns an error, nothing of the frame is sent and the error is returned; the connection
-    /// stays open.
-    ///
-    /// ```
-    /// use std::fmt;
-    /// use ringserve::{Cx, Frame, Service};
-    ///
-    /// struct Count;
-    ///
-    /// impl Service for Count {
-    ///     type Session = ();
-    ///     type Error = fmt::Error;
-    ///
-    ///     async fn call(&self, cx: &Cx<'_, ()>, frame: Frame) -> Result<(), fmt::Error> {
-    ///         cx.reply_with(|out| write!(out, "{} bytes from {:?}", frame.len(), cx.peer().addr()))
-    ///     }
-    /// }
-    /// ```
-    ///
-    /// A payload without a frame, such as one longer than its length prefix can say, closes the
-    /// connection as in [`reply`](Cx::reply), and nothing of it is sent. Once the connection takes
-    /// no more replies, `write` is not called and the result is `Ok`.
-    ///
-    /// # Panics
-    /// If `write` panics, replies to this connection, or asks for its
-    /// [`outbox_bytes`](Cx::outbox_bytes). The connection is reset then.
-    pub fn reply_with<R: WriteResult>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
-        self.head.reply_with(write)
-    }
-
-    /// Queues one reply whose payload comes in parts, as in `cx.reply_parts([head, body])`. Each
-    /// part is copied or kept as in [`reply`](Cx::reply).
-    pub fn reply_parts<'p, P: Into<Payload<'p>>>(&self, parts: impl IntoIterator<Item = P>) {
-        self.head.reply_parts(parts);
-    }
-
-    /// Queues one reply that other connections of this shard get too, encoded once.
-    pub fn reply_shared(&self, payload: &SharedPayload) {
-        self.head.reply_shared(payload);
-    }
-
-    /// Queues bytes as they are, copied or kept as in [`reply`](Cx::reply).
-    #[inline]
-    pub fn write<'p>(&self, bytes: impl Into<Payload<'p>>) {
-        self.head.write_payload(bytes.into());
-    }
-
-    /// Queues bytes as they are, written in place as in [`reply_with`](Cx::reply_with).
-    ///
-    /// # Panics
-    /// As [`reply_with`](Cx::reply_with).
-    pub fn write_with<R: WriteResult>(&self, write: impl FnOnce(&mut ReplyWriter<'_>) -> R) -> R {
-        self.head.write_with(write)
-    }
+    conn_methods!();
 
     /// Closes the connection after its queued replies. No further frame is handed over; if this
     /// call is still pending when the replies have left, it is dropped.
@@ -251,65 +179,9 @@ impl<'a, S: 'static> Cx<'a, S> {
         Cx { head: self.head, session: part(self.session), shard: self.shard }
     }
 
-    /// The other end of the connection.
-    pub fn peer(&self) -> Peer {
-        Peer::of(self.head)
-    }
-
-    /// Fields that the proxy sent about the peer in addition to its address, if the peer came
-    /// through one and [`ProxyProtocol::keep_tlvs`](crate::listen::ProxyProtocol::keep_tlvs) is on.
-    pub fn tlvs(&self) -> Option<Tlvs> {
-        self.head.tlvs()
-    }
-
-    /// Facts from the handshake of the connection's [transport](crate::transport), if they are a
-    /// `T`.
-    #[doc(alias = "facts")]
-    pub fn transport_info<T: 'static>(&self) -> Option<Rc<T>> {
-        facts_as(self.head.transport_info()?)
-    }
-
-    /// The id of the connection, unique on its shard.
-    pub fn id(&self) -> ConnId {
-        self.head.id()
-    }
-
-    /// True once the server shuts down: a good moment for a goodbye.
-    pub fn is_draining(&self) -> bool {
-        self.head.lane().shard().is_draining()
-    }
-
     /// Bytes of replies that the kernel has not taken yet.
     pub fn outbox_bytes(&self) -> usize {
         self.head.outbox_bytes()
-    }
-
-    /// Keeps the connection open after the peer's FIN, until [`close`](Cx::close). The service
-    /// learns of the FIN by [`Service::input_ended`](crate::Service::input_ended). For protocols in
-    /// which a peer closes its half and goes on reading after its last call. A drain waits for such
-    /// a connection, up to
-    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout).
-    pub fn hold_open(&self) {
-        self.head.hold_open();
-    }
-
-    /// Gives this connection limits that differ from its service's, until others are set: the
-    /// keep-alive that a client asked for, small frames before a login, a call that may take as
-    /// long as its peer stays. A limit that is not set here keeps the value of
-    /// [`Limits`](crate::Limits), and a [deadline](ConnLimits::deadline) stays as it is. The new
-    /// limits hold from the next frame on, and for pending calls. They allocate some 150 bytes,
-    /// which stay until the connection ends, and cost a few instructions for each frame; a deadline
-    /// alone does neither.
-    ///
-    /// # Errors
-    /// A value out of its range, or one that contradicts another limit. Nothing is changed then.
-    pub fn set_limits(&self, limits: &ConnLimits) -> Result<(), LimitError> {
-        self.head.set_limits(limits)
-    }
-
-    /// The shard of this connection.
-    pub fn shard(&self) -> &'a Shard {
-        self.shard
     }
 
     /// Runs a future on this shard, independent of this connection: it goes on when the connection
@@ -325,55 +197,6 @@ impl<'a, S: 'static> Cx<'a, S> {
         future: impl Future<Output = T> + 'static,
     ) -> JoinHandle<T> {
         self.shard.spawn_named(name, future)
-    }
-
-    /// Runs a future that ends with this connection: it is dropped after the connection ended and
-    /// before [`Service::close`](crate::Service::close). For subscriptions and pushes that serve
-    /// this peer alone. A panic in it resets the connection, as a panic in a call does.
-    ///
-    /// A pending task keeps no connection open: an idle or drained one is closed, unless it is
-    /// [held open](Cx::hold_open). No time limit ends a task, and
-    /// [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) does not count
-    /// it. A connection without tasks has no byte for them.
-    ///
-    /// # Errors
-    /// [`SpawnError::Full`] if the connection has
-    /// [`Limits::connection_tasks_max`](crate::Limits::connection_tasks_max) tasks,
-    /// [`SpawnError::Gone`] if it is ending. The future is dropped then.
-    pub fn spawn_on_connection<T: 'static>(
-        &self,
-        future: impl Future<Output = T> + 'static,
-    ) -> Result<JoinHandle<T>, SpawnError> {
-        self.shard.spawn_on(self.head, future)
-    }
-
-    /// Sleeps for at least `time`; may overshoot by about 1 ms. Frames of this connection wait
-    /// meanwhile, up to [`Limits::inbox_bytes_high`](crate::Limits::inbox_bytes_high); other
-    /// connections go on.
-    pub fn sleep(&self, time: Duration) -> Sleep {
-        self.shard.sleep(time)
-    }
-
-    /// Runs a future for at most `time`, then drops it. A future that does not wait costs no timer
-    /// and no clock read.
-    ///
-    /// # Errors
-    /// [`Elapsed`](crate::time::Elapsed) if `time` was over first.
-    #[inline]
-    pub fn timeout<F: Future>(&self, time: Duration, future: F) -> Timeout<'a, F> {
-        self.shard.timeout(time, future)
-    }
-
-    /// A handle that pushes to this connection from any thread, and may be kept after the call. The
-    /// first one of a connection allocates.
-    pub fn handle(&self) -> ConnHandle {
-        ConnHandle::new(self.head, self.shard)
-    }
-
-    /// A handle that pushes to this connection from its own shard. It costs nothing to make, and a
-    /// push is a copy into the outbox.
-    pub fn local_handle(&self) -> LocalHandle {
-        LocalHandle::new(self.head, self.shard)
     }
 }
 

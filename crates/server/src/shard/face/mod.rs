@@ -4,6 +4,7 @@
 
 pub(crate) mod closed;
 pub(crate) mod conn_handle;
+mod conn_methods;
 pub(crate) mod cx;
 pub(crate) mod guarded_transport;
 pub(crate) mod handle;

@@ -1,46 +1,14 @@
-//! hyper's traits.
+//! The state of a connection whose stream was given away.
 
-use std::io::{self, IoSlice};
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use hyper::rt::{Read, ReadBufCursor, Write};
 use ringserve_core::{CloseReason, ConnShared, Reservation};
 
 use super::byte_stream::Stream;
 use crate::client_info::ClientInfo;
 use crate::shard::tasks::session::Session;
 
-impl Read for Stream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        task: &mut Context<'_>,
-        mut buf: ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
-        if buf.remaining() == 0 {
-            return Poll::Ready(Ok(()));
-        }
-        self.poll_peek(task, |bytes| {
-            let len = bytes.len().min(buf.remaining());
-            buf.put_slice(&bytes[..len]);
-            len
-        })
-    }
-}
-
 impl Stream {
-    /// Shows the readable bytes, none at the end, to `look`, which returns how many of them it
-    /// took.
-    pub(crate) fn poll_peek(
-        &self,
-        task: &mut Context<'_>,
-        look: impl FnOnce(&[u8]) -> usize,
-    ) -> Poll<io::Result<()>> {
-        let session = self.shared.body();
-        session.poll_readable(task.waker(), self.shard.tasks()).map_ok(|()| session.read_with(look))
-    }
-
     /// Bytes of one owned piece that may be queued; see `Outlet::owned_room`.
     pub(crate) fn owned_room(&self, window: Duration) -> usize {
         self.shared.owned_room(window)
@@ -49,35 +17,6 @@ impl Stream {
     /// The state of the connection, for code that gives the stream away.
     pub(crate) fn fate(&self) -> Fate {
         Fate { shared: self.shared.clone() }
-    }
-}
-
-impl Write for Stream {
-    fn poll_write(self: Pin<&mut Self>, task: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.poll_put(task, bytes)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        task: &mut Context<'_>,
-        pieces: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.poll_put_all(task, pieces, || 0, |_| None)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    /// Ready at once: written bytes leave at the end of the turn.
-    fn poll_flush(self: Pin<&mut Self>, _task: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    /// Ready at once: FIN leaves after the written bytes.
-    fn poll_shutdown(self: Pin<&mut Self>, _task: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.end_writing();
-        Poll::Ready(Ok(()))
     }
 }
 
