@@ -21,7 +21,7 @@ const INSIDE_BODIES: [(&str, usize); 5] = [
 ];
 
 const ADVICE: &str = "Put the condition on an item: a type whose twin without the feature has the same methods, which do nothing, \
-     or a function of its own.";
+     or a separate function.";
 
 /// The conditions on a feature inside the bodies of a file.
 #[derive(Default)]

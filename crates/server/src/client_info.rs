@@ -78,7 +78,7 @@ impl Handshake {
 }
 
 impl ClientInfo {
-    /// What is known of this connection of a shard.
+    /// The facts of this connection of a shard.
     pub(crate) fn of(conn: &Outlet, shard: usize) -> ClientInfo {
         let known = Known {
             peer: Peer::of(conn),

@@ -108,7 +108,7 @@ pub(crate) struct RemoteShard {
     /// Connections the shard's table has room for.
     room: AtomicUsize,
     driver: OnceLock<Waker>,
-    host: Host,
+    runtime: RuntimeWaker,
     calls: CallObserver,
     reports: Mutex<Reports>,
     reported: Condvar,
@@ -137,7 +137,7 @@ pub(crate) struct RemoteShard {
 /// The runtime inside which a shard runs, if there is one: it wakes the shard instead of the driver,
 /// which does not block then.
 #[derive(Default)]
-struct Host {
+struct RuntimeWaker {
     #[cfg(feature = "runtime-tokio")]
     waker: Mutex<Option<Waker>>,
 }
@@ -180,7 +180,7 @@ impl RemoteShard {
             command: AtomicU8::new(Command::Serve as u8),
             room: AtomicUsize::new(0),
             driver: OnceLock::new(),
-            host: Host::default(),
+            runtime: RuntimeWaker::default(),
             calls: CallObserver::default(),
             reports: Mutex::default(),
             reported: Condvar::new(),
@@ -403,7 +403,7 @@ impl RemoteShard {
     /// Sets the host that wakes the shard from now on.
     #[cfg(feature = "runtime-tokio")]
     pub(crate) fn set_host(&self, waker: &Waker) {
-        let mut host = self.host.waker.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut host = self.runtime.waker.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *host {
             Some(host) => host.clone_from(waker),
             none => *none = Some(waker.clone()),
@@ -413,7 +413,7 @@ impl RemoteShard {
     /// Wakes the host if there is one. True if it was woken.
     #[cfg(feature = "runtime-tokio")]
     fn wake_host(&self) -> bool {
-        let host = self.host.waker.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let host = self.runtime.waker.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // A task of the runtime may keep the shard from leaving its wait.
         if host.is_some()
             && self.inbox.take_watched()
@@ -428,7 +428,7 @@ impl RemoteShard {
     #[cfg(not(feature = "runtime-tokio"))]
     #[inline]
     fn wake_host(&self) -> bool {
-        let Host {} = self.host;
+        let RuntimeWaker {} = self.runtime;
         false
     }
 
