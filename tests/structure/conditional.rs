@@ -1,5 +1,6 @@
-//! Features decide which items there are, not what the body of a function does. A condition inside a body splits it into one
-//! program for each set of features, of which a reader sees all at once and a build checks one.
+//! Features decide which items there are, not what the body of a function does. A condition inside
+//! a body splits it into one program for each set of features, of which a reader sees all at once
+//! and a build checks one.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

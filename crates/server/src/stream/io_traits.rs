@@ -1,5 +1,5 @@
-//! The traits of hyper and of tokio. Both have the same methods under other names of traits, so each
-//! is written once, for the types that have them.
+//! The traits of hyper and of tokio. Both have the same methods under other names of traits, so
+//! each is written once, for the types that have them.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

@@ -3,18 +3,19 @@
 /// The methods, for a type with a `head` and a `shard`.
 macro_rules! conn_methods {
     () => {
-        /// Queues one reply, encoded by the service's framing. A [`Frame`](crate::Frame) of 4 KiB or
-        /// more and owned bytes (`Bytes`, `Vec<u8>`, `String`, `Arc<[u8]>`) of 32 KiB or more are kept
-        /// until they are sent, without a copy. A payload that the framing cannot express closes the
-        /// connection ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
+        /// Queues one reply, encoded by the service's framing. A [`Frame`](crate::Frame) of 4 KiB
+        /// or more and owned bytes (`Bytes`, `Vec<u8>`, `String`, `Arc<[u8]>`) of 32 KiB or more
+        /// are kept until they are sent, without a copy. A payload that the framing cannot express
+        /// closes the connection
+        /// ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
         #[inline(always)]
         pub fn reply<'p>(&self, payload: impl Into<ringserve_core::Payload<'p>>) {
             self.head.reply(payload.into());
         }
 
-        /// Queues one reply whose payload `write` writes in place, where it is sent from. If `write`
-        /// returns an error, nothing of the frame is sent and the error is returned; the connection
-        /// stays open.
+        /// Queues one reply whose payload `write` writes in place, where it is sent from. If
+        /// `write` returns an error, nothing of the frame is sent and the error is returned; the
+        /// connection stays open.
         ///
         /// ```
         /// use std::fmt;
@@ -33,8 +34,8 @@ macro_rules! conn_methods {
         /// ```
         ///
         /// A payload without a frame, such as one longer than its length prefix can say, closes the
-        /// connection as in [`reply`](Self::reply), and nothing of it is sent. Once the connection takes
-        /// no more replies, `write` is not called and the result is `Ok`.
+        /// connection as in [`reply`](Self::reply), and nothing of it is sent. Once the connection
+        /// takes no more replies, `write` is not called and the result is `Ok`.
         ///
         /// # Panics
         /// If `write` panics, replies to this connection, or asks for its
@@ -46,8 +47,8 @@ macro_rules! conn_methods {
             self.head.reply_with(write)
         }
 
-        /// Queues one reply whose payload comes in parts, as in `cx.reply_parts([head, body])`. Each
-        /// part is copied or kept as in [`reply`](Self::reply).
+        /// Queues one reply whose payload comes in parts, as in `cx.reply_parts([head, body])`.
+        /// Each part is copied or kept as in [`reply`](Self::reply).
         pub fn reply_parts<'p, P: Into<ringserve_core::Payload<'p>>>(
             &self,
             parts: impl IntoIterator<Item = P>,
@@ -83,13 +84,14 @@ macro_rules! conn_methods {
         }
 
         /// Fields that the proxy sent about the peer in addition to its address, if the peer came
-        /// through one and [`ProxyProtocol::keep_tlvs`](crate::listen::ProxyProtocol::keep_tlvs) is on.
+        /// through one and [`ProxyProtocol::keep_tlvs`](crate::listen::ProxyProtocol::keep_tlvs) is
+        /// on.
         pub fn tlvs(&self) -> Option<ringserve_core::proxy::Tlvs> {
             self.head.tlvs()
         }
 
-        /// Facts from the handshake of the connection's [transport](crate::transport), if they are a
-        /// `T`.
+        /// Facts from the handshake of the connection's [transport](crate::transport), if they are
+        /// a `T`.
         #[doc(alias = "facts")]
         pub fn transport_info<T: 'static>(&self) -> Option<std::rc::Rc<T>> {
             ringserve_core::facts_as(self.head.transport_info()?)
@@ -105,10 +107,10 @@ macro_rules! conn_methods {
             self.head.lane().shard().is_draining()
         }
 
-        /// Keeps the connection open after the peer's FIN, until [`close`](crate::Cx::close). The service
-        /// learns of the FIN by [`Service::input_ended`](crate::Service::input_ended). For protocols in
-        /// which a peer closes its half and goes on reading after its last call. A drain waits for such
-        /// a connection, up to
+        /// Keeps the connection open after the peer's FIN, until [`close`](crate::Cx::close). The
+        /// service learns of the FIN by [`Service::input_ended`](crate::Service::input_ended). For
+        /// protocols in which a peer closes its half and goes on reading after its last call. A
+        /// drain waits for such a connection, up to
         /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout).
         pub fn hold_open(&self) {
             self.head.hold_open();
@@ -117,13 +119,14 @@ macro_rules! conn_methods {
         /// Gives this connection limits that differ from its service's, until others are set: the
         /// keep-alive that a client asked for, small frames before a login, a call that may take as
         /// long as its peer stays. A limit that is not set here keeps the value of
-        /// [`Limits`](crate::Limits), and a [deadline](crate::limits::ConnLimits::deadline) stays as it is. The new
-        /// limits hold from the next frame on, and for pending calls. They allocate some 150 bytes,
-        /// which stay until the connection ends, and cost a few instructions for each frame; a deadline
-        /// alone does neither.
+        /// [`Limits`](crate::Limits), and a [deadline](crate::limits::ConnLimits::deadline) stays
+        /// as it is. The new limits hold from the next frame on, and for pending calls. They
+        /// allocate some 150 bytes, which stay until the connection ends, and cost a few
+        /// instructions for each frame; a deadline alone does neither.
         ///
         /// # Errors
-        /// A value out of its range, or one that contradicts another limit. Nothing is changed then.
+        /// A value out of its range, or one that contradicts another limit. Nothing is changed
+        /// then.
         pub fn set_limits(
             &self,
             limits: &ringserve_core::ConnLimits,
@@ -136,19 +139,20 @@ macro_rules! conn_methods {
             self.shard
         }
 
-        /// Runs a future that ends with this connection: it is dropped after the connection ended and
-        /// before [`Service::close`](crate::Service::close). For subscriptions and pushes that serve
-        /// this peer alone. A panic in it resets the connection, as a panic in a call does.
+        /// Runs a future that ends with this connection: it is dropped after the connection ended
+        /// and before [`Service::close`](crate::Service::close). For subscriptions and pushes that
+        /// serve this peer alone. A panic in it resets the connection, as a panic in a call does.
         ///
         /// A pending task keeps no connection open: an idle or drained one is closed, unless it is
         /// [held open](Self::hold_open). No time limit ends a task, and
-        /// [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) does not count
-        /// it. A connection without tasks has no byte for them.
+        /// [`ServerLimits::held_bytes_max`](crate::limits::ServerLimits::held_bytes_max) does not
+        /// count it. A connection without tasks has no byte for them.
         ///
         /// # Errors
         /// [`SpawnError::Full`](crate::task::SpawnError::Full) if the connection has
         /// [`Limits::connection_tasks_max`](crate::Limits::connection_tasks_max) tasks,
-        /// [`SpawnError::Gone`](crate::task::SpawnError::Gone) if it is ending. The future is dropped then.
+        /// [`SpawnError::Gone`](crate::task::SpawnError::Gone) if it is ending. The future is
+        /// dropped then.
         pub fn spawn_on_connection<T: 'static>(
             &self,
             future: impl Future<Output = T> + 'static,
@@ -163,8 +167,8 @@ macro_rules! conn_methods {
             self.shard.sleep(time)
         }
 
-        /// Runs a future for at most `time`, then drops it. A future that does not wait costs no timer
-        /// and no clock read.
+        /// Runs a future for at most `time`, then drops it. A future that does not wait costs no
+        /// timer and no clock read.
         ///
         /// # Errors
         /// [`Elapsed`](crate::time::Elapsed) if `time` was over first.
@@ -177,14 +181,14 @@ macro_rules! conn_methods {
             self.shard.timeout(time, future)
         }
 
-        /// A handle that pushes to this connection from any thread, and may be kept after the call. The
-        /// first one of a connection allocates.
+        /// A handle that pushes to this connection from any thread, and may be kept after the call.
+        /// The first one of a connection allocates.
         pub fn handle(&self) -> $crate::shard::face::conn_handle::ConnHandle {
             $crate::shard::face::conn_handle::ConnHandle::new(self.head, self.shard)
         }
 
-        /// A handle that pushes to this connection from its own shard. It costs nothing to make, and a
-        /// push is a copy into the outbox.
+        /// A handle that pushes to this connection from its own shard. It costs nothing to make,
+        /// and a push is a copy into the outbox.
         pub fn local_handle(&self) -> $crate::shard::face::conn_handle::LocalHandle {
             $crate::shard::face::conn_handle::LocalHandle::new(self.head, self.shard)
         }

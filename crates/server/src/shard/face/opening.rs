@@ -8,8 +8,8 @@ use super::conn_methods::conn_methods;
 use super::handle::Shard;
 
 /// State that a service keeps for one connection. Every type that is `Default` is a session, and
-/// [`Service::open`](crate::Service::open) makes it by default. A type that is not `Default`, because it is made from the peer,
-/// implements this trait, and `open` makes it:
+/// [`Service::open`](crate::Service::open) makes it by default. A type that is not `Default`,
+/// because it is made from the peer, implements this trait, and `open` makes it:
 ///
 /// ```
 /// use ringserve::{Cx, Frame, OpenCx, Refusal, Service, Session};
@@ -77,13 +77,14 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// A connection that was accepted and that [`Service::open`](crate::Service::open) may take or refuse. It replies, waits and
-/// gives handles as a [`Cx`](crate::Cx) does, but has no session yet.
+/// A connection that was accepted and that [`Service::open`](crate::Service::open) may take or
+/// refuse. It replies, waits and gives handles as a [`Cx`](crate::Cx) does, but has no session yet.
 ///
-/// Replies queued here leave before those to the first frame, and as the rejection message if the connection is refused. Pushes
-/// through its [handles](OpenCx::handle) leave at once, even before the connection is open. Frames wait until `open` is done,
-/// which [`Limits::open_timeout`](crate::Limits::open_timeout) bounds as a whole. If the connection is refused, its
-/// [tasks](OpenCx::spawn_on_connection) end with it.
+/// Replies queued here leave before those to the first frame, and as the rejection message if the
+/// connection is refused. Pushes through its [handles](OpenCx::handle) leave at once, even before
+/// the connection is open. Frames wait until `open` is done, which
+/// [`Limits::open_timeout`](crate::Limits::open_timeout) bounds as a whole. If the connection is
+/// refused, its [tasks](OpenCx::spawn_on_connection) end with it.
 #[doc(alias = "Opening")]
 pub struct OpenCx<'a> {
     head: &'a ConnHead,
