@@ -40,7 +40,7 @@ pub trait Lane<O: Observer = ()> {
     #[inline]
     fn on_completion(&mut self, shard: &mut Shard<O>, completion: &Completion) {}
 
-    /// A turn began: time limits were carried out, no completion was looked at.
+    /// A turn begins: limits that ran out were carried out, and no completion was handled yet.
     #[inline]
     fn begin(&mut self, shard: &mut Shard<O>) {}
 
@@ -48,8 +48,8 @@ pub trait Lane<O: Observer = ()> {
     /// [`Shard::refused`] or [`Shard::open_parked`]; or with [`Shard::refuse`].
     fn accepted(&mut self, shard: &mut Shard<O>, socket: Socket, peer: Option<SocketAddr>, listener: u16);
 
-    /// This shard's table is full and another one's is not: hand the socket to that. Called only
-    /// after [`Shard::set_others_have_room`].
+    /// The table of this shard is full and that of another is not: pass the socket on to that
+    /// shard. Called only after [`Shard::set_others_have_room`].
     fn hand_off(&mut self, shard: &mut Shard<O>, socket: Socket, peer: Option<SocketAddr>, listener: u16);
 
     /// The [awaited](Shard::await_header) PROXY header of a connection was read. Answer as to
@@ -127,8 +127,7 @@ pub struct EndedConn {
     pub reason: CloseReason,
     /// True if the service accepted it in `open`.
     pub opened: bool,
-    /// The first of the pending calls, if there is one; of a connection that was not `opened` its
-    /// `open`.
+    /// The first of its pending calls, or its pending `open` if it was not `opened`.
     pub call: Option<u32>,
 }
 
@@ -178,8 +177,8 @@ impl<O: Observer> Shard<O> {
             let Some(completion) = left.next() else { break };
             self.complete(completion, lane);
         }
-        // All of it was given away, so there is nothing to drop: a call that only whole-program
-        // optimization would remove.
+        // Everything was moved out, so nothing is left to drop. Without this line only
+        // whole-program optimization removes the call that would do so.
         core::mem::forget(left);
         self.end(lane);
     }
@@ -236,7 +235,7 @@ impl<O: Observer> Shard<O> {
                 Event::Heartbeat(id) => lane.heartbeat(self, id),
                 Event::TimedOut(id) => {
                     lane.timed_out(self, id);
-                    // Its last words may still be on their way, and must not be forever.
+                    // Its last words may still be in flight, and need a time limit.
                     self.arm(id);
                 }
                 Event::Draining(id) => lane.draining(self, id),
@@ -270,9 +269,9 @@ impl<O: Observer> Shard<O> {
         hand_out(&mut Frames::new(self, id, of, &shared, lease, plain, is_first), lane);
     }
 
-    /// Begins a connection's batch of frames. It gets none if the turn brought much, or more than
-    /// may be held: memory of other connections' calls would come on top, and only the end of the
-    /// turn sends and relieves.
+    /// Begins a connection's batch of frames. It gets none if the turn brought much, or if more is
+    /// held than may be: calls of other connections would add memory, and only the end of the turn
+    /// sends and frees some.
     #[inline]
     pub(super) fn begin_batch(&mut self) {
         match self.holds_off() {
@@ -380,18 +379,17 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// A turn without a bound that long turns before it left.
+    /// The size of a turn that no earlier long turn has cut.
     pub const WHOLE_TURN: u32 = super::work::WHOLE;
 
-    /// The part of [`WHOLE_TURN`](Shard::WHOLE_TURN) that the last turn was: a half, a quarter
+    /// The size of the last turn, as a part of [`WHOLE_TURN`](Shard::WHOLE_TURN): a half, a quarter
     /// and so on, if turns before it were long.
     #[inline]
     pub fn turn_part(&self) -> u32 {
         self.work.part()
     }
 
-    /// True if the next turn goes on with what the last one had no room for, as long turns before
-    /// it had left it less.
+    /// True if the last turn left work to the next one because long turns before had cut it.
     pub fn cuts_turns(&self) -> bool {
         self.later > 0 && self.turn_part() < Self::WHOLE_TURN
     }
@@ -440,8 +438,8 @@ impl<O: Observer> Shard<O> {
         Some(self.next_turn_or_never()).filter(|next| *next != Time::NEVER)
     }
 
-    /// The same, or [`Time::NEVER`]: a comparison with it costs less than a look whether there is a
-    /// time at all.
+    /// As [`next_turn`](Shard::next_turn), with [`Time::NEVER`] in the place of `None`: comparing
+    /// with it costs less than checking whether there is a time.
     #[inline]
     pub fn next_turn_or_never(&self) -> Time {
         if (self.later | self.events.len() | self.grew.len()) > 0 || self.shared.has_dirty() {
@@ -455,8 +453,9 @@ impl<O: Observer> Shard<O> {
         }
     }
 
-    /// The earliest of the times of limits, which is `next`, of a drain, of accepting again, of a
-    /// look at the line, and of a wake-up that shows that the shard was not away.
+    /// The earliest of these times: `next`, which is that of the limits; the next step of a drain;
+    /// the next try to accept; the next look at the calls that wait for memory; and a wake-up that
+    /// shows that the shard was not away.
     #[cold]
     #[inline(never)]
     fn next_beside(&self, mut next: Time) -> Time {

@@ -28,7 +28,7 @@ use super::table::{Life, Port, ReceiveState, Stop};
 use super::{Sink, Uring};
 
 /// The most probes made in one turn: with those of a ring full of connections, 0.8 µs each, 50 µs.
-/// The core spreads them over time, so more of them wait only where a shard was stalled.
+/// The core spreads probes over time, so more than these wait only after a stall of the shard.
 const PROBES_IN_A_TURN: usize = 64;
 
 /// The next step after a receive that ended.
@@ -71,7 +71,7 @@ impl<K: Kernel> Uring<K> {
                 }
                 self.receive(id);
             }
-            // The driver could not tell a second receive from the first, should that live.
+            // If the first receive still lives, a second could not be distinguished from it.
             Some(port) if port.receiving == ReceiveState::Doubtful => {
                 let end = ReceiveEnd::Error(libc::EIO);
                 self.ready.push_back(match into {
@@ -83,7 +83,7 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// Arms the receive that was requested, or has it wait while buffers rest.
+    /// Arms the receive that was requested, or parks it while the buffer ring is being replaced.
     fn receive(&mut self, id: ConnId) {
         let rests = self.is_resting();
         match self.ports.find(id) {
@@ -135,8 +135,8 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// Ends the receive by the end of its input, which takes no search among all operations that
-    /// the ring waits for.
+    /// Ends the receive by shutting its input down: for a cancel the kernel would search all
+    /// operations that the ring waits for.
     pub(super) fn shutdown_input(&mut self, id: ConnId) {
         match self.ports.find(id) {
             Some(port) if port.receiving == ReceiveState::Armed && port.life == Life::Open => {
@@ -164,8 +164,8 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// Prepares a probe, which is pointless where the receive is known not to be with the kernel,
-    /// or is about to end.
+    /// Prepares a probe, or none: the receive may be known not to be in the kernel, or be about to
+    /// end.
     pub(super) fn prepare_probe(&mut self, id: ConnId) -> Option<RawOp> {
         let port = self.ports.find(id)?;
         let silent = port.receiving == ReceiveState::Armed && port.receive_stop == Stop::No;
@@ -193,8 +193,8 @@ impl<K: Kernel> Uring<K> {
         }
     }
 
-    /// Fills the buffer ring and arms as many parked receives as it has buffers: each can use at
-    /// least one, so that none of them finds the ring empty again unless data moved.
+    /// Fills the buffer ring and arms as many parked receives as it has buffers. Each uses at least
+    /// one, so none of them finds the ring empty again before bytes have arrived.
     pub(super) fn arm_parked(&mut self) {
         let rests = self.rests();
         self.buffers.top_up(&mut self.kernel, &mut self.side);
@@ -276,7 +276,7 @@ impl<K: Kernel> Uring<K> {
             }
             After::End(end) => self.receive_ended(id, end, sink),
         }
-        // Whatever its flag says, it does not go on.
+        // It does not go on, whatever its `F_MORE` flag says.
         self.anomalies.more_flag += u64::from(cqe.flags & F_MORE != 0);
     }
 
@@ -373,7 +373,7 @@ impl<K: Kernel> Uring<K> {
             return self.cancel_again(RawOp::CancelReceive { id });
         }
         self.anomalies.silent_ends += 1;
-        // The driver could not tell a second receive from the first, should that live.
+        // If the first receive still lives, a second could not be distinguished from it.
         let stopped = port.receive_stop == Stop::Stops;
         let end = if stopped { ReceiveEnd::Stopped } else { ReceiveEnd::Error(libc::EIO) };
         self.receive_ended(id, end, sink);

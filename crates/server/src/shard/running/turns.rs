@@ -37,7 +37,7 @@ use crate::telling::{LaneSet, Told};
 const UNWATCHED: Duration = Duration::from_secs(1);
 
 impl<D: Driver> ShardLoop<D, ()> {
-    /// The shard with its services, where those of all shards are there.
+    /// The shard with its services, once those of all shards exist.
     pub(crate) fn serving<V: Services>(self, services: V) -> ShardLoop<D, V> {
         self.with(services).0.starts()
     }
@@ -52,7 +52,7 @@ impl<D: Driver, V> ShardLoop<D, V> {
         self
     }
 
-    /// The same shard with other services. Returns those that it had.
+    /// The same shard with other services, and those that it had.
     pub(crate) fn with<W: Services>(self, services: W) -> (ShardLoop<D, W>, V) {
         let ShardLoop { core, lane: ShardLane { parts, common, services: had } } = self;
         let shard = ShardLoop { core, lane: ShardLane { parts, common, services } };
@@ -116,8 +116,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         turned
     }
 
-    /// Ends every connection, which its service is informed of, after the driver broke: no
-    /// completion comes after that.
+    /// Ends every connection after the driver broke, and informs its service: no completion comes
+    /// after that.
     pub(crate) fn broken(&mut self) {
         self.core.abort_all();
         self.core.dispatch(&mut self.lane);
@@ -151,12 +151,12 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         report
     }
 
-    /// True once every connection is gone, or left behind.
+    /// True once every connection is gone, or given up.
     pub(crate) fn is_done(&self) -> bool {
         self.core.is_done()
     }
 
-    /// The time for which the driver may wait. From here on a wake-up reaches it there.
+    /// The time for which the driver may wait. From this call on a wake-up interrupts that wait.
     #[inline]
     pub(crate) fn wait(&mut self) -> Wait {
         let ShardLoop { core, lane } = self;
@@ -180,9 +180,9 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         if next == Time::NEVER { Wait::Forever } else { Wait::For(next - lane.common.now) }
     }
 
-    /// Yields the CPU if nothing came, since the shard exchanges messages with others and
-    /// everything it sends has left. A shard on the same CPU answers meanwhile, or asks more, and
-    /// neither has to be woken.
+    /// Yields the CPU once if nothing came: the shard exchanges messages with others, and all of
+    /// its own have left. A shard on the same CPU may answer or ask meanwhile, and then neither has
+    /// to be woken.
     #[cold]
     #[inline(never)]
     fn give_way(&mut self, nothing_came: bool) {
@@ -245,8 +245,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         }
     }
 
-    /// Publishes figures if that is due, and reports if that is asked for. Figures that this turn
-    /// made old are published later.
+    /// Publishes figures if they are due, and a report if one was requested. Otherwise figures that
+    /// this turn changed are published later.
     #[cold]
     #[inline(never)]
     fn tell(&mut self) {
@@ -296,7 +296,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
 }
 
 impl<D: Driver, V> ShardLane<D, V> {
-    /// Postpones the watchdog's next check, which is for shards that do not go on.
+    /// Postpones the watchdog's next check, which looks for shards that stand still.
     #[cold]
     #[inline(never)]
     fn puts_look_off(&mut self) {
@@ -364,7 +364,7 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
 }
 
 /// True if a shard that asked others something, or read messages, takes one more turn before it
-/// sleeps: not if it is alone, or hosted by a runtime, whose tasks would wait too.
+/// sleeps. False for a single shard, and inside a runtime, whose tasks would wait too.
 #[cold]
 #[inline(never)]
 fn gives_way<D: Driver, V>(lane: &mut ShardLane<D, V>) -> bool {
