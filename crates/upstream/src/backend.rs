@@ -26,14 +26,15 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// A backend at an address or a Unix socket, or with a name and a port. A name is looked up for each connection, as
-    /// [`Shard::connect`](ringserve_server::Shard::connect) does.
+    /// A backend at an address or a Unix socket, or with a name and a port. A name is looked up for
+    /// each connection, as [`Shard::connect`](ringserve_server::Shard::connect) does.
     pub fn new(destination: impl Into<Destination>) -> Backend {
         let destination = destination.into();
         Backend { name: destination.to_string().into(), destination, host: None, weight: 1 }
     }
 
-    /// Its part of the requests, 1 to 65535: a backend of weight 2 gets twice as many as one of weight 1. 1 by default.
+    /// Its part of the requests, 1 to 65535: a backend of weight 2 gets twice as many as one of
+    /// weight 1. 1 by default.
     pub fn weight(self, weight: u32) -> Backend {
         Backend { weight: weight.clamp(1, 65535), ..self }
     }
@@ -43,13 +44,14 @@ impl Backend {
         Backend { host: Some(host.into()), ..self }
     }
 
-    /// The destination as text, such as `10.0.0.11:80`. Two backends with the same one are the same.
+    /// The destination as text, such as `10.0.0.11:80`. Two backends with the same one are the
+    /// same.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The name without its port, without the brackets of an IPv6 address: what a certificate has, unless
-    /// [`host_name`](Backend::host_name) was given. Empty for a Unix socket.
+    /// The name without its port, without the brackets of an IPv6 address: what a certificate has,
+    /// unless [`host_name`](Backend::host_name) was given. Empty for a Unix socket.
     pub fn host(&self) -> &str {
         if let Some(host) = &self.host {
             return host;
@@ -60,7 +62,7 @@ impl Backend {
         self.name.rsplit_once(':').map_or("", |(host, _port)| host.trim_matches(['[', ']']))
     }
 
-    /// Where it is.
+    /// The address of the backend.
     pub fn destination(&self) -> &Destination {
         &self.destination
     }
@@ -82,7 +84,7 @@ impl fmt::Display for Backend {
     }
 }
 
-/// What the checks of a backend say.
+/// The result of the checks of a backend.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Health {
@@ -107,8 +109,8 @@ pub(crate) enum Standing {
     Drained,
 }
 
-/// What all shards share of a backend. All of it is atomic but the window of failures, which is locked where one fails, and once a
-/// millisecond for those that succeed.
+/// State of a backend that all shards share. All of it is atomic but the window of failures, which
+/// is locked where one fails, and once a millisecond for those that succeed.
 #[derive(Debug)]
 pub(crate) struct BackendState {
     pub(crate) backend: Backend,
@@ -132,7 +134,7 @@ pub(crate) struct BackendState {
     /// Failures since the last success.
     pub(crate) in_a_row: AtomicU32,
     pub(crate) window: Mutex<Window>,
-    /// Requests in flight as the shards told them.
+    /// Requests in flight as the shards reported them.
     pub(crate) in_flight: AtomicU64,
     /// Connections of all shards, and those that are idle, likewise.
     pub(crate) connections: AtomicU64,
@@ -140,7 +142,7 @@ pub(crate) struct BackendState {
     pub(crate) counts: Counts,
 }
 
-/// What happened, since the start.
+/// Counts since the start.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) requests: AtomicU64,
@@ -225,7 +227,8 @@ impl BackendState {
         }
     }
 
-    /// Forgets what was noted by the clock of a server that ended. One that was ejected is tried at once.
+    /// Forgets what was noted by the clock of a server that ended. One that was ejected is tried at
+    /// once.
     pub(crate) fn forgets_times(&self) {
         if self.ejected_until.load(Relaxed) != 0 {
             self.ejected_until.store(1, Relaxed);

@@ -1,11 +1,12 @@
-//! What a check of a backend does.
+//! Checks of a backend.
 
 use std::time::Duration;
 
 /// A check of each backend: whether it can be connected to, and where wanted whether it answers.
 ///
-/// The shards share the backends, so that each is checked once for the process. A time in which this process stood still, and a
-/// check for which it lacked a port, a descriptor or memory, say nothing of a backend.
+/// The shards share the backends, so that each is checked once for the process. A time in which
+/// this process stood still, and a check for which it lacked a port, a descriptor or memory, say
+/// nothing of a backend.
 #[derive(Clone, Debug)]
 pub struct Check {
     pub(crate) send: Box<[u8]>,
@@ -16,13 +17,15 @@ pub struct Check {
 }
 
 impl Check {
-    /// A backend works if it can be connected to, with its transport. A process that hangs still is: its kernel answers.
+    /// A backend works if it can be connected to, with its transport. A process that hangs still
+    /// is: its kernel answers.
     pub fn connect() -> Check {
         let interval = Duration::from_secs(2);
         Check { send: Box::default(), expect: None, interval, rise: 2, fall: 3 }
     }
 
-    /// A backend works if it answers `send` with bytes that contain `expect`, which is not empty, within its first 16 KiB.
+    /// A backend works if it answers `send` with bytes that contain `expect`, which is not empty,
+    /// within its first 16 KiB.
     pub fn exchange(send: impl Into<Vec<u8>>, expect: impl Into<Vec<u8>>) -> Check {
         Check { send: send.into().into(), expect: Some(expect.into().into()), ..Check::connect() }
     }

@@ -8,7 +8,8 @@ use ringserve_server::{Peer, Shard, Stream};
 use crate::backend::{BackendState, Counts};
 use crate::settings::{SendProxy, Settings};
 
-/// Connects for a client, or without one for this server itself, and has the connection set up within the same time.
+/// Connects for a client, or without one for this server itself, and has the connection set up
+/// within the same time.
 pub(crate) async fn connect<C>(
     shard: &Shard,
     settings: &Settings,

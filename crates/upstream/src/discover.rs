@@ -1,4 +1,4 @@
-//! Where the backends of an upstream come from, if they are not given.
+//! Sources of the backends of an upstream, if they are not given.
 
 use std::fmt;
 use std::io;
@@ -11,8 +11,9 @@ use crate::backend::Backend;
 
 /// A source of backends, such as a registry of services.
 ///
-/// It runs on one shard of the process at a time, of those that have a client of the upstream, and on another one if that ends. Where
-/// it returns, whether with an error or without, it is begun again, after 1 s at first and 30 s at most if it found nothing meanwhile.
+/// It runs on one shard of the process at a time, of those that have a client of the upstream, and
+/// on another one if that ends. Where it returns, whether with an error or without, it is begun
+/// again, after 1 s at first and 30 s at most if it found nothing meanwhile.
 ///
 /// ```no_run
 /// use std::io;
@@ -45,7 +46,8 @@ pub trait Discover: Send + Sync + 'static {
     /// Finds the backends, and follows their changes.
     ///
     /// # Errors
-    /// Why they are not to be found. The backends that are known stay, and the error is logged once until one is found again.
+    /// Why they are not to be found. The backends that are known stay, and the error is logged once
+    /// until one is found again.
     fn run(&self, shard: &Shard, backends: &Backends) -> impl Future<Output = io::Result<()>>;
 }
 
@@ -60,14 +62,15 @@ impl Backends {
         Backends { found: Rc::new(found) }
     }
 
-    /// Replaces the backends, as [`Upstream::set_backends`](crate::Upstream::set_backends) does. An answer that is empty, or smaller than
+    /// Replaces the backends, as [`Upstream::set_backends`](crate::Upstream::set_backends) does. An
+    /// answer that is empty, or smaller than
     /// [`Upstream::min_backends`](crate::Upstream::min_backends), changes nothing and is logged.
     pub fn set<B: Into<Backend>>(&self, backends: impl IntoIterator<Item = B>) {
         (self.found)(Ok(backends.into_iter().map(Into::into).collect()));
     }
 
-    /// Says that the backends are not to be found now, for a source that goes on by itself. Those that are known stay, and the error is
-    /// logged once until some are found again.
+    /// Says that the backends are not to be found now, for a source that goes on by itself. Those
+    /// that are known stay, and the error is logged once until some are found again.
     pub fn not_found(&self, error: io::Error) {
         (self.found)(Err(error));
     }

@@ -6,15 +6,17 @@ use std::io;
 /// The reason why an upstream gave no answer, or no connection.
 #[non_exhaustive]
 pub enum UpstreamError {
-    /// As many calls of this shard wait for a connection as [`PoolLimits::waiting_max`](crate::PoolLimits::waiting_max) allows.
+    /// As many calls of this shard wait for a connection as
+    /// [`PoolLimits::waiting_max`](crate::PoolLimits::waiting_max) allows.
     Full,
-    /// No backend may be asked: there is none, or all are drained, or down and not asked all the same
-    /// ([`Upstream::panic_below`](crate::Upstream::panic_below)).
+    /// No backend may be asked: there is none, or all are drained, or down and not asked all the
+    /// same ([`Upstream::panic_below`](crate::Upstream::panic_below)).
     NoBackend,
     /// The time of the request was over, or it waited for a connection for longer than
     /// [`PoolLimits::wait_max`](crate::PoolLimits::wait_max).
     TimedOut,
-    /// The request left, and the connection ended before an answer came. The backend may have done what it was asked for.
+    /// The request left, and the connection ended before an answer came. The backend may have done
+    /// what it was asked for.
     Lost,
     /// No connection could be made, or what was received is no answer: the error of the last try.
     Failed(io::Error),

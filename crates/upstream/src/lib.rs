@@ -1,9 +1,10 @@
-//! Upstreams of [ringserve](https://docs.rs/ringserve): which server is asked, over which connection, and what happens if it fails.
+//! Upstreams of [ringserve](https://docs.rs/ringserve): which server is asked, over which
+//! connection, and what happens if it fails.
 //!
-//! An [`Upstream`] is a group of equal servers. Each shard makes a client from it in its factory: [`Exclusive`] asks a question at a
-//! time on each of its pooled connections, [`Pipelined`] and [`Multiplexed`] have many
-//! under way on each, [`Relay`] passes bytes both ways between a client and a server, and [`Connections`] lends
-//! pooled connections of any protocol.
+//! An [`Upstream`] is a group of equal servers. Each shard makes a client from it in its factory:
+//! [`Exclusive`] asks a question at a time on each of its pooled connections, [`Pipelined`] and
+//! [`Multiplexed`] have many under way on each, [`Relay`] passes bytes both ways between a client
+//! and a server, and [`Connections`] lends pooled connections of any protocol.
 //!
 //! ```text
 //!            process                                              shard (one of many)

@@ -13,18 +13,20 @@ use crate::check::Check;
 use crate::discover::Source;
 use crate::policy::budget::Budget;
 
-/// How the backend of a request is chosen.
+/// The choice of the backend of a request.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Balance {
-    /// Of two random backends that with the shorter expected wait: the peak of its answers' times, times its requests in flight. A
-    /// failure counts as an answer that took 5 s. For requests.
+    /// Of two random backends that with the shorter expected wait: the peak of its answers' times,
+    /// times its requests in flight. A failure counts as an answer that took 5 s. For requests.
     #[default]
     PeakEwma,
-    /// The backend with the fewest in flight for its weight, over all shards and exactly. For what lasts: relays, tunnels, streams. A
-    /// backend that fails at once has the fewest, so leave [`ejection`](crate::Upstream::ejection) on.
+    /// The backend with the fewest in flight for its weight, over all shards and exactly. For what
+    /// lasts: relays, tunnels, streams. A backend that fails at once has the fewest, so leave
+    /// [`ejection`](crate::Upstream::ejection) on.
     Least,
-    /// One after the other on each shard, by weight. For exact shares: a backend that is slow gets as much as the others.
+    /// One after the other on each shard, by weight. For exact shares: a backend that is slow gets
+    /// as much as the others.
     RoundRobin,
 }
 
@@ -75,7 +77,8 @@ impl Default for PoolLimits {
 impl PoolLimits {
     /// Connections to a backend, idle ones too; at least 1. 64 by default. Calls beyond wait.
     ///
-    /// [`ServerLimits::upstreams_max`](ringserve_server::limits::ServerLimits::upstreams_max) bounds those to all upstreams together.
+    /// [`ServerLimits::upstreams_max`](ringserve_server::limits::ServerLimits::upstreams_max)
+    /// bounds those to all upstreams together.
     pub fn connections_max(self, connections: usize) -> PoolLimits {
         PoolLimits { connections_max: connections.max(1), ..self }
     }
@@ -90,55 +93,58 @@ impl PoolLimits {
         PoolLimits { idle_max: connections, ..self }
     }
 
-    /// How long a connection may be idle. 60 s by default.
+    /// Time that a connection may be idle. 60 s by default.
     pub fn idle_timeout(self, time: Duration) -> PoolLimits {
         PoolLimits { idle_timeout: time, ..self }
     }
 
-    /// How old a connection may be that is lent, more or less a tenth. 1 h by default.
+    /// The most age of a connection that is lent, more or less a tenth. 1 h by default.
     pub fn age_max(self, time: Duration) -> PoolLimits {
         PoolLimits { age_max: time, ..self }
     }
 
-    /// How often a connection is lent; at least 1. Without a bound by default.
+    /// The most times that a connection is lent; at least 1. Without a bound by default.
     pub fn uses_max(self, uses: u64) -> PoolLimits {
         PoolLimits { uses_max: uses.max(1), ..self }
     }
 
-    /// Calls of the shard that wait for connections of the upstream. 128 by default; one beyond fails with
-    /// [`Full`](crate::UpstreamError::Full) at once.
+    /// Calls of the shard that wait for connections of the upstream. 128 by default; one beyond
+    /// fails with [`Full`](crate::UpstreamError::Full) at once.
     pub fn waiting_max(self, calls: usize) -> PoolLimits {
         PoolLimits { waiting_max: calls, ..self }
     }
 
-    /// How long a call may wait for a connection. 3 s by default.
+    /// Time that a call may wait for a connection. 3 s by default.
     pub fn wait_max(self, time: Duration) -> PoolLimits {
         PoolLimits { wait_max: time, ..self }
     }
 
-    /// How long calls may wait for a backend without one of them being given a connection, until later ones pass it over at once and a
-    /// single call waits there to see when that is over. 3 s by default.
+    /// Time that calls may wait for a backend without one of them getting a connection. After it
+    /// later calls pass the backend over at once, and a single call waits there to see when that is
+    /// over. 3 s by default.
     pub fn failfast_after(self, time: Duration) -> PoolLimits {
         PoolLimits { failfast_after: time, ..self }
     }
 
-    /// Connections to all backends of the upstream that no call uses; over it the one that is idle for the longest is closed. 512 by
-    /// default.
+    /// Connections to all backends of the upstream that no call uses; over it the one that is idle
+    /// for the longest is closed. 512 by default.
     pub fn idle_total_max(self, connections: usize) -> PoolLimits {
         PoolLimits { idle_total_max: connections, ..self }
     }
 
-    /// Connections to each backend that may be asked that are made before a call needs them, and stay when they are idle; at most
-    /// [`idle_max`](PoolLimits::idle_max). 0 by default. One that a backend ends is made again within a second.
+    /// Connections to each backend that may be asked that are made before a call needs them, and
+    /// stay when they are idle; at most [`idle_max`](PoolLimits::idle_max). 0 by default. One that
+    /// a backend ends is made again within a second.
     pub fn warm(self, connections: usize) -> PoolLimits {
         PoolLimits { warm: connections, ..self }
     }
 }
 
-/// How often a request is sent again.
+/// Rules for sending a request again.
 ///
-/// What did not leave this process is sent to another backend in any case. What left is sent again only if it is
-/// [idempotent](crate::Request::idempotent), and within the budget, which all shards share: so an outage is not multiplied.
+/// A request that did not leave this process is sent to another backend in any case. One that left
+/// is sent again only if it is [idempotent](crate::Request::idempotent), and within the budget,
+/// which all shards share: so an outage is not multiplied.
 #[derive(Clone, Debug)]
 pub struct Retry {
     pub(crate) tries_max: u32,
@@ -158,7 +164,8 @@ impl Retry {
         Retry { tries_max: tries.max(1), ..self }
     }
 
-    /// Retries within a second: this percentage of the requests of the second before, and `per_second` more. 20 and 10 by default.
+    /// Retries within a second: this percentage of the requests of the second before, and
+    /// `per_second` more. 20 and 10 by default.
     pub fn budget_of(self, percent: u32, per_second: u32) -> Retry {
         Retry { percent, per_second, ..self }
     }

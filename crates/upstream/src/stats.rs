@@ -17,9 +17,11 @@ pub struct UpstreamStats {
     pub retries: u64,
     /// Requests and connections for which there was no backend.
     pub refused: u64,
-    /// Choices that were made among all backends, since fewer than [`panic_below`](crate::Upstream::panic_below) were left.
+    /// Choices that were made among all backends, since fewer than
+    /// [`panic_below`](crate::Upstream::panic_below) were left.
     pub panics: u64,
-    /// Answers of the [source](crate::Discover) of its backends, and times that it failed or that its answer was refused.
+    /// Answers of the [source](crate::Discover) of its backends, and times that it failed or that
+    /// its answer was refused.
     pub lookups: u64,
     /// See [`lookups`](UpstreamStats::lookups).
     pub lookups_failed: u64,
@@ -43,7 +45,8 @@ pub struct BackendStats {
     pub is_unchecked: bool,
     /// Requests, or connections of relays, that it has now.
     pub in_flight: u64,
-    /// Connections to it now, and those of them that are idle, as the shards reported about a second ago. None of relays.
+    /// Connections to it now, and those of them that are idle, as the shards reported about a
+    /// second ago. None of relays.
     pub connections: u64,
     /// See [`connections`](BackendStats::connections).
     pub idle: u64,

@@ -187,7 +187,8 @@ impl Source {
     }
 }
 
-/// Removes what a server might take for a field of the head that this gateway wrote (RFC 9110, 6.5.1).
+/// Removes what a server might take for a field of the head that this gateway wrote (RFC 9110,
+/// 6.5.1).
 fn remove_fields(trailers: &mut HeaderMap, guarded: &[HeaderName]) {
     let is_of_the_head = |name: &HeaderName| {
         let text = name.as_str();

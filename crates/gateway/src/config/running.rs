@@ -209,8 +209,8 @@ impl Service<Request<Incoming>> for SharedGateway {
     }
 }
 
-/// The figures of the upstream that has a name now. One that comes with a reload is reported after a
-/// restart.
+/// The figures of the upstream that has a name now. One that comes with a reload is reported after
+/// a restart.
 #[derive(Clone)]
 struct NamedUpstream {
     name: String,

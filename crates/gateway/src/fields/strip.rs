@@ -67,7 +67,8 @@ pub(crate) fn strip(fields: &mut HeaderMap, direction: Direction) -> Result<Conn
     for (at, name) in found.iter().enumerate() {
         let Some(name) = name else { continue };
         match at {
-            // Without the word it is of another connection, before that of the sender (RFC 9110, 7.8).
+            // Without the word it is of another connection, before that of the sender (RFC 9110,
+            // 7.8).
             UPGRADE_AT if !is_upgrade => {}
             UPGRADE_AT => stripped.upgrade = one_value(fields, &UPGRADE)?,
             TE_AT => {

@@ -82,8 +82,8 @@ impl Gateway {
         self.with(|options| options.fallback = Some(Rc::new(fallback)))
     }
 
-    /// Sets the fields by which upstreams are informed of the client. [`ForwardedFields::XForwarded`] by
-    /// default.
+    /// Sets the fields by which upstreams are informed of the client.
+    /// [`ForwardedFields::XForwarded`] by default.
     pub fn forwarded(self, how: ForwardedFields) -> Gateway {
         self.with(|options| options.telling.forwarded = how)
     }
@@ -115,8 +115,8 @@ impl Gateway {
     }
 
     /// Whether each request has an event of `tracing` at level INFO with the target
-    /// `ringserve::access::gateway` when its answer begins, refusals included: its route, upstream, backend, tries,
-    /// status, and the seconds until then. Off by default.
+    /// `ringserve::access::gateway` when its answer begins, refusals included: its route, upstream,
+    /// backend, tries, status, and the seconds until then. Off by default.
     pub fn access_log(self, is_on: bool) -> Gateway {
         self.with(|options| options.has_access_log = is_on)
     }

@@ -144,9 +144,9 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
     /// listeners are closed, frames that had arrived are answered, and the rest is reset after
     /// [`ServerLimits::drain_timeout`] ([`ServerHandle::shutdown`]). A second signal ends the
     /// server at once; two SIGTERMs within 200 ms are one. A signal while a factory still waits
-    /// ends the server before it began, with `Ok`: the future of [`from_future`](crate::from_future()) is
-    /// dropped, and the thread of a factory that blocks is left alone. Where the start fails
-    /// otherwise the signal then ends the process.
+    /// ends the server before it began, with `Ok`: the future of
+    /// [`from_future`](crate::from_future()) is dropped, and the thread of a factory that blocks is
+    /// left alone. Where the start fails otherwise the signal then ends the process.
     ///
     /// The process ends with status 1 where a call blocks a shard: a second after the second
     /// signal, and 10 s after `drain_delay` and `drain_timeout`. SIGHUP reads certificates again

@@ -1,4 +1,5 @@
-//! Calls that block and names, by seed: the queue, panics, calls that are dropped, and upstreams that have names.
+//! Calls that block and names, by seed: the queue, panics, calls that are dropped, and upstreams
+//! that have names.
 
 use std::io;
 use std::net::IpAddr;
@@ -347,8 +348,8 @@ fn halves_of_a_stream_read_and_write_beside_each_other() {
     });
 }
 
-/// Copies both ways between a client and an upstream, of which either may be read and written by tokio's traits, and checks what
-/// each got and what was counted.
+/// Copies both ways between a client and an upstream, of which either may be read and written by
+/// tokio's traits, and checks what each got and what was counted.
 #[cfg(feature = "tokio")]
 #[test]
 fn copies_are_whole_through_any_stream() {

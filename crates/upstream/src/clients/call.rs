@@ -14,11 +14,12 @@ use crate::policy::maglev::hash;
 use crate::pool::{Connection, NotLent, Pool, Pools, nanos};
 use crate::view::{Choice, Member, View};
 
-/// Connections on which a request was not sent because they had ended, until the request counts as lost.
+/// Connections on which a request was not sent because they had ended, until the request counts as
+/// lost.
 const TAKEN_BACK_MAX: u32 = 8;
 
-/// A request to an [`Upstream`](crate::Upstream) over its [`Connections`](crate::Connections), with all its tries: which backends it was
-/// at, how often it may be sent, and until when.
+/// A request to an [`Upstream`](crate::Upstream) over its [`Connections`](crate::Connections), with
+/// all its tries: which backends it was at, how often it may be sent, and until when.
 pub struct Call<C: Connection> {
     pools: Rc<Pools<C>>,
     begun: u64,
@@ -62,15 +63,17 @@ impl<C: Connection> Call<C> {
         }
     }
 
-    /// Says that the request may be sent twice: a lost one is, as far as [`Retry`](crate::Retry) goes.
+    /// Says that the request may be sent twice: a lost one is, as far as [`Retry`](crate::Retry)
+    /// goes.
     pub fn idempotent(self) -> Call<C> {
         Call { is_idempotent: true, ..self }
     }
 
-    /// Asks the backend that the key belongs to, such as that of a tenant or of an object that is cached there, whatever
-    /// [`Balance`](crate::Balance) says. Keys are spread by weight, and few of them move where a backend comes or leaves. Where theirs may
-    /// not be asked, or has no connection, all requests with a key go to the same other one. A key that many requests have loads its
-    /// backend with all of them.
+    /// Asks the backend that the key belongs to, such as that of a tenant or of an object that is
+    /// cached there, whatever [`Balance`](crate::Balance) says. Keys are spread by weight, and few
+    /// of them move where a backend comes or leaves. Where theirs may not be asked, or has no
+    /// connection, all requests with a key go to the same other one. A key that many requests have
+    /// loads its backend with all of them.
     pub fn key(self, key: impl AsRef<[u8]>) -> Call<C> {
         self.hashed_key(Some(hash(key.as_ref())))
     }
@@ -79,7 +82,7 @@ impl<C: Connection> Call<C> {
         Call { key, ..self }
     }
 
-    /// How long the request may take with all tries, from its begin, instead of
+    /// Time limit of the request with all tries, from its begin, instead of
     /// [`Upstream::answer_timeout`](crate::Upstream::answer_timeout).
     pub fn timeout(self, time: Duration) -> Call<C> {
         Call { until: self.begun.saturating_add(nanos(time)), ..self }
@@ -90,12 +93,14 @@ impl<C: Connection> Call<C> {
         Duration::from_nanos(self.until.saturating_sub(self.view().now()))
     }
 
-    /// Takes a connection: chooses a backend where this request was not yet, and lends an idle connection to it or makes one. A backend
-    /// that cannot be connected to, or has no connection to spare, is left for the next one.
+    /// Takes a connection: chooses a backend where this request was not yet, and lends an idle
+    /// connection to it or makes one. A backend that cannot be connected to, or has no connection
+    /// to spare, is left for the next one.
     ///
     /// # Errors
-    /// [`NoBackend`](UpstreamError::NoBackend), or why the last one had no connection: [`Full`](UpstreamError::Full),
-    /// [`TimedOut`](UpstreamError::TimedOut) or [`Failed`](UpstreamError::Failed). Where this process lacks what it takes, such as a
+    /// [`NoBackend`](UpstreamError::NoBackend), or why the last one had no connection:
+    /// [`Full`](UpstreamError::Full), [`TimedOut`](UpstreamError::TimedOut) or
+    /// [`Failed`](UpstreamError::Failed). Where this process lacks what it takes, such as a
     /// descriptor, no other backend is tried; [`is_local_failure`] tells.
     pub async fn take(&mut self) -> Result<PooledConnection<C>, UpstreamError> {
         if let wait @ 1.. = std::mem::take(&mut self.wait) {
@@ -149,7 +154,8 @@ impl<C: Connection> Call<C> {
         self.pools.view.choose(&others, None)
     }
 
-    /// Leaves a backend without a connection for the next one. That costs nothing of the budget: nothing was sent.
+    /// Leaves a backend without a connection for the next one. That costs nothing of the budget:
+    /// nothing was sent.
     fn passes_over(&mut self, mut choice: Choice<Pool<C>>, not_lent: NotLent) -> Result<(), UpstreamError> {
         let error = match not_lent {
             NotLent::Failed(error) if is_local_failure(&error) => {
@@ -175,12 +181,14 @@ impl<C: Connection> Call<C> {
         Ok(())
     }
 
-    /// Notes how a try ended, and allows another one, which [`take`](Call::take) begins: where nothing left, where the request is
-    /// [idempotent](Call::idempotent) and [`Retry`](crate::Retry) has tries and budget left. Drop or give back the connection before.
+    /// Notes how a try ended, and allows another one, which [`take`](Call::take) begins: where
+    /// nothing left, where the request is [idempotent](Call::idempotent) and
+    /// [`Retry`](crate::Retry) has tries and budget left. Drop or give back the connection before.
     ///
     /// # Errors
-    /// If there is no further try: [`Lost`](UpstreamError::Lost), [`TimedOut`](UpstreamError::TimedOut), or
-    /// [`Failed`](UpstreamError::Failed) for an answer that is none.
+    /// If there is no further try: [`Lost`](UpstreamError::Lost),
+    /// [`TimedOut`](UpstreamError::TimedOut), or [`Failed`](UpstreamError::Failed) for an answer
+    /// that is none.
     pub fn retry(
         &mut self,
         connection: &mut PooledConnection<C>,

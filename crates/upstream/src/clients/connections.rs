@@ -17,12 +17,14 @@ use crate::upstream::Upstream;
 use crate::view::{Member, View};
 
 impl Upstream {
-    /// A client of this shard that lends connections of any protocol, one request at a time on each, for clients that are written by
-    /// hand: those of HTTP, SMTP, databases. Connections are kept for the next request, within the [`PoolLimits`](crate::PoolLimits).
-    /// Made in a factory; clones share the connections.
+    /// A client of this shard that lends connections of any protocol, one request at a time on
+    /// each, for clients that are written by hand: those of HTTP, SMTP, databases. Connections are
+    /// kept for the next request, within the [`PoolLimits`](crate::PoolLimits). Made in a factory;
+    /// clones share the connections.
     ///
-    /// `setup` makes a connection of the protocol from a new stream to a backend, and may exchange a greeting or a password first. It
-    /// runs within [`connect_timeout`](Upstream::connect_timeout), and its failure is that of the connection.
+    /// `setup` makes a connection of the protocol from a new stream to a backend, and may exchange
+    /// a greeting or a password first. It runs within
+    /// [`connect_timeout`](Upstream::connect_timeout), and its failure is that of the connection.
     ///
     /// ```no_run
     /// use std::io;
@@ -87,7 +89,8 @@ impl Upstream {
     }
 }
 
-/// A client of an [`Upstream`] on one shard, which lends connections of any protocol. See [`Upstream::connections`].
+/// A client of an [`Upstream`] on one shard, which lends connections of any protocol. See
+/// [`Upstream::connections`].
 pub struct Connections<C: Connection> {
     pub(super) pools: Rc<Pools<C>>,
 }
@@ -99,7 +102,8 @@ impl<C: Connection> Clone for Connections<C> {
 }
 
 impl<C: Connection> Connections<C> {
-    /// Begins a request, which has [`Upstream::answer_timeout`] and may be tried once, unless it [says](Call::idempotent) otherwise.
+    /// Begins a request, which has [`Upstream::answer_timeout`] and may be tried once, unless it
+    /// [says](Call::idempotent) otherwise.
     pub fn call(&self) -> Call<C> {
         Call::new(&self.pools)
     }

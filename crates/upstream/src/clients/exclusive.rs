@@ -23,8 +23,9 @@ use crate::upstream::Upstream;
 type Setup<F> = dyn for<'c> Fn(&'c mut Framed<F>) -> Pin<Box<dyn Future<Output = io::Result<()>> + 'c>>;
 
 impl Upstream {
-    /// A client of this shard that asks one question at a time on each connection, for protocols whose answers have no ids. Connections
-    /// are kept for the next question, within the [`PoolLimits`](crate::PoolLimits). Made in a factory; clones share the connections.
+    /// A client of this shard that asks one question at a time on each connection, for protocols
+    /// whose answers have no ids. Connections are kept for the next question, within the
+    /// [`PoolLimits`](crate::PoolLimits). Made in a factory; clones share the connections.
     ///
     /// ```no_run
     /// use std::convert::Infallible;
@@ -75,7 +76,7 @@ impl Upstream {
     }
 }
 
-/// What holds for new connections.
+/// Options of new connections.
 struct Options<F: Framing> {
     frame_bytes_max: Cell<Option<usize>>,
     setup: RefCell<Option<Rc<Setup<F>>>>,
@@ -90,8 +91,8 @@ impl<F: Framing> Default for Options<F> {
 /// A client of an [`Upstream`] on one shard, which asks one question at a time on each connection.
 /// See [`Upstream::exclusive`].
 ///
-/// A call that is dropped closes its connection, so a late answer meets no other question. An answer too many closes its connection
-/// too.
+/// A call that is dropped closes its connection, so a late answer meets no other question. An
+/// answer too many closes its connection too.
 pub struct Exclusive<F: Framing> {
     connections: Connections<Framed<F>>,
     options: Rc<Options<F>>,
@@ -104,14 +105,16 @@ impl<F: Framing> Clone for Exclusive<F> {
 }
 
 impl<F: Framing> Exclusive<F> {
-    /// The largest answer, with its header; see [`Framed::frame_bytes_max`]. Holds for connections made from now on.
+    /// The largest answer, with its header; see [`Framed::frame_bytes_max`]. Holds for connections
+    /// made from now on.
     pub fn frame_bytes_max(self, bytes: usize) -> Exclusive<F> {
         self.options.frame_bytes_max.set(Some(bytes));
         self
     }
 
-    /// Exchanges what a protocol wants first on each new connection, such as a greeting or a password, before it is lent. It runs within
-    /// [`Upstream::connect_timeout`], and its error is one of the connection. Holds for connections made from now on.
+    /// Exchanges what a protocol wants first on each new connection, such as a greeting or a
+    /// password, before it is lent. It runs within [`Upstream::connect_timeout`], and its error is
+    /// one of the connection. Holds for connections made from now on.
     ///
     /// ```no_run
     /// # use std::io;
@@ -141,8 +144,9 @@ impl<F: Framing> Exclusive<F> {
     /// Asks a backend, and waits for its answer.
     ///
     /// # Errors
-    /// [`UpstreamError`]. A question that did not leave this process was asked of every backend that may be asked; one that left is asked
-    /// again only if it is [idempotent](Request::idempotent).
+    /// [`UpstreamError`]. A question that did not leave this process was asked of every backend
+    /// that may be asked; one that left is asked again only if it is
+    /// [idempotent](Request::idempotent).
     pub async fn ask<'q>(&self, request: impl Into<Request<'q>>) -> Result<Frame, UpstreamError> {
         let request = request.into();
         let mut call = request.call(&self.connections);
@@ -203,7 +207,8 @@ async fn exchange<F: Framing>(
     }
 }
 
-/// Takes a question back of which nothing left: it would leave with the end of its connection. False if some of it did.
+/// Takes a question back of which nothing left: it would leave with the end of its connection.
+/// False if some of it did.
 fn take_back(stream: &Stream, queued: usize) -> bool {
     let is_whole = queued > 0 && stream.unsent_bytes() == queued && stream.outbox_bytes() == queued;
     if is_whole {

@@ -1,4 +1,4 @@
-//! What a shard calls.
+//! Clients that a shard calls.
 
 pub(crate) mod call;
 pub(crate) mod connections;

@@ -15,8 +15,9 @@ use crate::error::UpstreamError;
 use crate::upstream::Upstream;
 
 impl Upstream {
-    /// A client of this shard whose calls share connections, for protocols whose answers come in the order of their questions, as those
-    /// of Redis and memcached do. Made in a factory; clones share the connections.
+    /// A client of this shard whose calls share connections, for protocols whose answers come in
+    /// the order of their questions, as those of Redis and memcached do. Made in a factory; clones
+    /// share the connections.
     ///
     /// ```no_run
     /// use std::convert::Infallible;
@@ -56,12 +57,14 @@ impl Upstream {
     }
 }
 
-/// A client of an [`Upstream`] on one shard whose answers come in the order of their questions. See [`Upstream::pipelined`].
+/// A client of an [`Upstream`] on one shard whose answers come in the order of their questions. See
+/// [`Upstream::pipelined`].
 ///
-/// A call that is dropped keeps its place in the order until its answer came, so that no other call gets it. 64 such places, or one
-/// for longer than [`Upstream::answer_timeout`], end the connection, as does an answer without a question; what is under way on it is
-/// lost then. A second answer to a question looks like the answer to the next one while others wait: ask one that is not trusted by
-/// [`Exclusive`](crate::Exclusive).
+/// A call that is dropped keeps its place in the order until its answer came, so that no other call
+/// gets it. 64 such places, or one for longer than [`Upstream::answer_timeout`], end the
+/// connection, as does an answer without a question; what is under way on it is lost then. A second
+/// answer to a question looks like the answer to the next one while others wait: ask one that is
+/// not trusted by [`Exclusive`](crate::Exclusive).
 pub struct Pipelined<F: Framing + Clone> {
     asker: Rc<Asker<F>>,
 }
@@ -73,36 +76,40 @@ impl<F: Framing + Clone> Clone for Pipelined<F> {
 }
 
 impl<F: Framing + Clone> Pipelined<F> {
-    /// The largest answer, with its header; see [`Framed::frame_bytes_max`]. Holds for connections made from now on.
+    /// The largest answer, with its header; see [`Framed::frame_bytes_max`]. Holds for connections
+    /// made from now on.
     pub fn frame_bytes_max(self, bytes: usize) -> Pipelined<F> {
         self.asker.frame_bytes_max.set(Some(bytes));
         self
     }
 
-    /// Questions under way on a connection; at least 1, 1024 by default. Where all connections to all backends have as many, a call
-    /// fails with [`Full`](UpstreamError::Full).
+    /// Questions under way on a connection; at least 1, 1024 by default. Where all connections to
+    /// all backends have as many, a call fails with [`Full`](UpstreamError::Full).
     pub fn in_flight_max(self, questions: usize) -> Pipelined<F> {
         self.asker.in_flight_max.set(questions.max(1));
         self
     }
 
-    /// Connections to a backend; at least 1, 4 by default. Another one is made when the others have 32 questions under way.
+    /// Connections to a backend; at least 1, 4 by default. Another one is made when the others have
+    /// 32 questions under way.
     pub fn connections_max(self, connections: usize) -> Pipelined<F> {
         self.asker.connections_max.set(connections.max(1));
         self
     }
 
-    /// Exchanges what a protocol wants first on each new connection, as [`Exclusive::setup`](crate::Exclusive::setup).
+    /// Exchanges what a protocol wants first on each new connection, as
+    /// [`Exclusive::setup`](crate::Exclusive::setup).
     pub fn setup(self, setup: impl AsyncFn(&mut Framed<F>) -> io::Result<()> + 'static) -> Pipelined<F> {
         self.asker.set_setup(setup);
         self
     }
 
-    /// Asks a backend, and waits for its answer. A call that is dropped has asked all the same, once it was polled.
+    /// Asks a backend, and waits for its answer. A call that is dropped has asked all the same,
+    /// once it was polled.
     ///
     /// # Errors
-    /// [`UpstreamError`]. A question that did not leave this process is asked of another backend; one that left is asked again only if it
-    /// is [idempotent](Request::idempotent).
+    /// [`UpstreamError`]. A question that did not leave this process is asked of another backend;
+    /// one that left is asked again only if it is [idempotent](Request::idempotent).
     pub async fn ask<'q>(&self, request: impl Into<Request<'q>>) -> Result<Frame, UpstreamError> {
         self.asker.ask(request.into()).await
     }

@@ -8,7 +8,7 @@ use crate::backend::{Backend, Counts};
 use crate::pool::{Connection, Lent, Pool};
 use crate::view::{Choice, Member};
 
-/// How a request ended at a backend.
+/// The end of a request at a backend.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -18,19 +18,23 @@ pub enum Outcome {
     Unsent,
     /// The request left, or a part of it, and the connection ended before an answer came.
     Lost,
-    /// The same, and this process ended the connection, as [`is_local_failure`](ringserve_server::net::is_local_failure) tells: the backend is not to blame.
+    /// The same, and this process ended the connection, as
+    /// [`is_local_failure`](ringserve_server::net::is_local_failure) tells: the backend is not to
+    /// blame.
     Aborted,
     /// The answer was none, or says that the backend cannot serve it.
     Failed,
     /// The time was over. The backend is to blame where it had at least half of it.
     TimedOut,
-    /// What happened says nothing of the backend, such as a client that left.
+    /// An event that says nothing about the backend, such as a client that left.
     Unknown,
 }
 
-/// A connection that a [`Call`](crate::Call) uses, with its place at a backend. It derefs to the connection.
+/// A connection that a [`Call`](crate::Call) uses, with its place at a backend. It derefs to the
+/// connection.
 ///
-/// Its drop closes the connection; [`give_back`](PooledConnection::give_back) keeps it. Until then the request counts as in flight.
+/// Its drop closes the connection; [`give_back`](PooledConnection::give_back) keeps it. Until then
+/// the request counts as in flight.
 pub struct PooledConnection<C: Connection> {
     lent: Lent<C>,
     choice: Choice<Pool<C>>,
@@ -46,14 +50,16 @@ impl<C: Connection> PooledConnection<C> {
         &self.choice.state().backend
     }
 
-    /// True if the connection was used or idle before, so that its end may have crossed the request.
+    /// True if the connection was used or idle before, so that its end may have crossed the
+    /// request.
     pub fn is_reused(&self) -> bool {
         self.lent.is_reused()
     }
 
-    /// Notes how the request ended: an answer's time counts for the choice of later requests, a failure for
-    /// [ejection](crate::Upstream::ejection). The first outcome counts; one that is followed by another try belongs to [`Call::retry`](crate::Call::retry), and one
-    /// that was given none says that the request was given up.
+    /// Notes how the request ended: an answer's time counts for the choice of later requests, a
+    /// failure for [ejection](crate::Upstream::ejection). The first outcome counts; one that is
+    /// followed by another try belongs to [`Call::retry`](crate::Call::retry), and one that was
+    /// given none says that the request was given up.
     pub fn finish(&mut self, outcome: Outcome) {
         if self.choice.is_settled() {
             return;
@@ -75,8 +81,8 @@ impl<C: Connection> PooledConnection<C> {
         }
     }
 
-    /// Gives the connection back for the next request. It is closed all the same if it is [not idle](Connection::poll_idle): what is
-    /// left on it may be the answer to another request.
+    /// Gives the connection back for the next request. It is closed all the same if it is [not
+    /// idle](Connection::poll_idle): what is left on it may be the answer to another request.
     pub fn give_back(self) {
         self.lent.give_back();
     }

@@ -21,8 +21,9 @@ use crate::upstream::Upstream;
 use crate::view::{Choice, View};
 
 impl Upstream {
-    /// A client of this shard that passes bytes on both ways, a connection to a backend for each one of a client. Made in a factory;
-    /// clones are the same one. It chooses by [`Balance::Least`], whatever [`balance`](Upstream::balance) says: what lasts for long is
+    /// A client of this shard that passes bytes on both ways, a connection to a backend for each
+    /// one of a client. Made in a factory; clones are the same one. It chooses by
+    /// [`Balance::Least`], whatever [`balance`](Upstream::balance) says: what lasts for long is
     /// counted, not timed.
     ///
     /// ```no_run
@@ -42,8 +43,8 @@ impl Upstream {
     /// }
     /// ```
     ///
-    /// [`ServerLimits::upstreams_max`](ringserve_server::limits::ServerLimits::upstreams_max) is 1024 for a shard unless it is set, and a
-    /// relay needs one for each client.
+    /// [`ServerLimits::upstreams_max`](ringserve_server::limits::ServerLimits::upstreams_max) is
+    /// 1024 for a shard unless it is set, and a relay needs one for each client.
     pub fn relay(&self, shard: &Shard) -> Relay {
         let view = Rc::new(View::new(&self.clone().balance(Balance::Least), shard, || ()));
         health::begin(self, shard, &view);
@@ -52,24 +53,27 @@ impl Upstream {
     }
 }
 
-/// A client of an [`Upstream`] on one shard, which passes bytes on both ways. See [`Upstream::relay`].
+/// A client of an [`Upstream`] on one shard, which passes bytes on both ways. See
+/// [`Upstream::relay`].
 #[derive(Clone)]
 pub struct Relay {
     view: Rc<View<()>>,
 }
 
 impl Relay {
-    /// Connects to a backend for this client, and where that fails to another one, until all were tried. The client's bytes wait
-    /// meanwhile, so that none is lost.
+    /// Connects to a backend for this client, and where that fails to another one, until all were
+    /// tried. The client's bytes wait meanwhile, so that none is lost.
     ///
     /// # Errors
-    /// [`NoBackend`](UpstreamError::NoBackend), or the error of the last try. Where this process lacks what it takes, such as a
-    /// descriptor, no other backend is tried; [`is_local_failure`] tells.
+    /// [`NoBackend`](UpstreamError::NoBackend), or the error of the last try. Where this process
+    /// lacks what it takes, such as a descriptor, no other backend is tried; [`is_local_failure`]
+    /// tells.
     pub async fn connect(&self, client: &Stream) -> Result<Place, UpstreamError> {
         self.connect_to(client, None, |_| true).await
     }
 
-    /// The same, at the backend that the key belongs to, such as the client's address: see [`Call::key`](crate::Call::key).
+    /// The same, at the backend that the key belongs to, such as the client's address: see
+    /// [`Call::key`](crate::Call::key).
     ///
     /// # Errors
     /// Those of [`connect`](Relay::connect).
@@ -146,7 +150,8 @@ impl fmt::Debug for Relay {
     }
 }
 
-/// A client's place at a backend, with the connection to it. Its drop closes the connection and gives the place back.
+/// A client's place at a backend, with the connection to it. Its drop closes the connection and
+/// gives the place back.
 pub struct Place {
     stream: Stream,
     choice: Choice<()>,
@@ -154,7 +159,7 @@ pub struct Place {
     sent: u64,
 }
 
-/// How the time before the first byte of the backend ended.
+/// The end of the time before the first byte of the backend.
 enum First {
     Answer(Frame),
     /// The backend ended before it said anything.
@@ -169,18 +174,21 @@ impl Place {
         self.choice.state().backend.name()
     }
 
-    /// Queues bytes for the backend, such as those that were read to learn for whom they are. As [`Stream::queue`].
+    /// Queues bytes for the backend, such as those that were read to learn for whom they are. As
+    /// [`Stream::queue`].
     pub fn queue(&mut self, bytes: &[u8]) {
         self.sent += bytes.len() as u64;
         self.stream.queue(bytes);
     }
 
-    /// Copies between the client and the backend, in both directions, until both have ended, as [`copy_bidirectional`] does. Returns the
-    /// bytes that went to the backend, with those [queued](Place::queue) before, and back.
+    /// Copies between the client and the backend, in both directions, until both have ended, as
+    /// [`copy_bidirectional`] does. Returns the bytes that went to the backend, with those
+    /// [queued](Place::queue) before, and back.
     ///
-    /// A backend that resets the connection, or ends it before its first byte to a client that had sent something, has failed: enough
-    /// of these [eject](Upstream::ejection) it. What was sent is not repeated elsewhere. A connection that breaks on one side is reset on
-    /// the other one, so that neither takes what came for all of it.
+    /// A backend that resets the connection, or ends it before its first byte to a client that had
+    /// sent something, has failed: enough of these [eject](Upstream::ejection) it. What was sent is
+    /// not repeated elsewhere. A connection that breaks on one side is reset on the other one, so
+    /// that neither takes what came for all of it.
     ///
     /// # Errors
     /// If one of the two broke: the client is [`CopySide::First`].
@@ -240,8 +248,8 @@ impl Place {
         }
     }
 
-    /// Waits for the first bytes of the backend. A client that is silent, as are those that connect in advance, does not keep others
-    /// from trying whether a backend works again.
+    /// Waits for the first bytes of the backend. A client that is silent, as are those that connect
+    /// in advance, does not keep others from trying whether a backend works again.
     async fn first(&mut self, client: &mut Stream) -> First {
         if self.choice.is_trial() {
             let (shard, time) = (client.shard().clone(), self.choice.trial_time());

@@ -26,12 +26,14 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// A question with this payload, which is asked once: a backend that may have heard it is the last one.
+    /// A question with this payload, which is asked once: a backend that may have heard it is the
+    /// last one.
     pub fn new<P: AsRef<[u8]> + ?Sized>(payload: &'a P) -> Request<'a> {
         Request { payload: payload.as_ref(), timeout: None, is_idempotent: false, key: None }
     }
 
-    /// Says that the question may be asked twice: a lost one is, as far as [`Retry`](crate::Retry) goes.
+    /// Says that the question may be asked twice: a lost one is, as far as [`Retry`](crate::Retry)
+    /// goes.
     pub fn idempotent(self) -> Request<'a> {
         Request { is_idempotent: true, ..self }
     }
@@ -52,7 +54,8 @@ impl<'a> Request<'a> {
         Request { key: Some(hash(key.as_ref())), ..self }
     }
 
-    /// How long it may take with all tries, instead of [`Upstream::answer_timeout`](crate::Upstream::answer_timeout).
+    /// Time limit of the request with all tries, instead of
+    /// [`Upstream::answer_timeout`](crate::Upstream::answer_timeout).
     pub fn timeout(self, time: Duration) -> Request<'a> {
         Request { timeout: Some(time), ..self }
     }

@@ -64,8 +64,9 @@ fn backend(line: &str, number: usize) -> io::Result<Backend> {
 }
 
 impl Upstream {
-    /// An upstream whose backends stand in a file, one a line: `10.0.0.11:80`, `10.0.0.12:80 weight=4`, `unix:/run/a.sock`, with comments
-    /// behind `#`. The file is looked at once a second, and read when it changed, up to 1 MiB. One that is missing, empty or wrong changes
+    /// An upstream whose backends stand in a file, one a line: `10.0.0.11:80`, `10.0.0.12:80
+    /// weight=4`, `unix:/run/a.sock`, with comments behind `#`. The file is looked at once a
+    /// second, and read when it changed, up to 1 MiB. One that is missing, empty or wrong changes
     /// nothing, and is logged with the line.
     pub fn file(name: &str, path: impl AsRef<Path>) -> Upstream {
         Upstream::discover(name, BackendFile { path: path.as_ref().to_owned() })

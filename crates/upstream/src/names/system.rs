@@ -43,13 +43,16 @@ impl From<String> for Names {
 }
 
 impl Upstream {
-    /// An upstream whose backends are the addresses of a name with a port, by `getaddrinfo` on a thread beside the shards. They are looked
-    /// up in the background, every 30 s unless [`Names::refresh`] says otherwise: no request waits for a look-up but those before the
-    /// first one ended, for [`PoolLimits::wait_max`](crate::PoolLimits::wait_max) at most.
+    /// An upstream whose backends are the addresses of a name with a port, by `getaddrinfo` on a
+    /// thread beside the shards. They are looked up in the background, every 30 s unless
+    /// [`Names::refresh`] says otherwise: no request waits for a look-up but those before the first
+    /// one ended, for [`PoolLimits::wait_max`](crate::PoolLimits::wait_max) at most.
     ///
-    /// What is known of a backend belongs to its address, in whatever order addresses are returned. A name that does not resolve, or has no
-    /// address, changes nothing: the addresses of before stay, and a server whose name never resolved starts and has
-    /// [no backend](crate::UpstreamError::NoBackend). After a failure the next look-up comes within 1 s, and later ones within 30 s.
+    /// Knowledge of a backend belongs to its address, in whatever order addresses are returned. A
+    /// name that does not resolve, or has no address, changes nothing: the addresses of before
+    /// stay, and a server whose name never resolved starts and has [no
+    /// backend](crate::UpstreamError::NoBackend). After a failure the next look-up comes within 1
+    /// s, and later ones within 30 s.
     ///
     /// [`Backend::host`] is the name, as a TLS certificate has it.
     ///

@@ -8,8 +8,9 @@ const FIRST: u64 = 25_000_000;
 /// However often was tried.
 const LONGEST: u64 = SECOND;
 
-/// Nanoseconds until try `number` begins, where the first retry is number 1: any time up to 25 ms, 50 ms and so on. That tries spread
-/// over the whole time is what keeps those of many clients apart.
+/// Nanoseconds until try `number` begins, where the first retry is number 1: any time up to 25 ms,
+/// 50 ms and so on. That tries spread over the whole time is what keeps those of many clients
+/// apart.
 pub(crate) fn before_try(number: u32, random: u64) -> u64 {
     let longest = (FIRST << number.saturating_sub(1).min(16)).min(LONGEST);
     part_of(longest, random)

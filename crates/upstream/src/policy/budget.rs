@@ -9,15 +9,17 @@ const SLOT: u64 = super::SECOND / SLOTS as u64;
 /// Units of a token.
 const TOKEN: u64 = 1000;
 
-/// Retries that may be made: a share of the requests and some a second, and what was not used within a second is gone.
+/// Retries that may be made: a share of the requests and some a second, and what was not used
+/// within a second is gone.
 ///
-/// A cap of ten seconds, as is common, lets two retries for each request through in the first second of an outage.
+/// A cap of ten seconds, as is common, lets two retries for each request through in the first
+/// second of an outage.
 #[derive(Clone, Debug)]
 pub(crate) struct Budget {
     /// Units for each request, and for each part of a second.
     request: u64,
     slot: u64,
-    /// What each part of the last second has left.
+    /// The units left of each part of the last second.
     units: [u64; SLOTS],
     /// The newest part.
     newest: u64,

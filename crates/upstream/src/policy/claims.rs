@@ -1,4 +1,5 @@
-//! The claims of the guide's page on balancing, by seed: shards that choose, backends that serve, fail or are slow, as discrete events.
+//! The claims of the guide's page on balancing, by seed: shards that choose, backends that serve,
+//! fail or are slow, as discrete events.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -39,7 +40,7 @@ enum First {
     FailsAtOnce,
 }
 
-/// What a shard knows of a backend.
+/// The knowledge of a shard about a backend.
 #[derive(Clone, Copy)]
 struct Known {
     ewma: Ewma,

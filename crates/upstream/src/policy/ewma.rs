@@ -1,11 +1,12 @@
-//! The time that a backend takes, as an average that believes a bad sample at once and a good one slowly.
+//! The time that a backend takes, as an average that believes a bad sample at once and a good one
+//! slowly.
 
 use super::SECOND;
 
-/// How quickly an average forgets: after this time a sample has a weight of 37 %.
+/// The time constant of an average: after this time a sample has a weight of 37 %.
 const TAU: f64 = 10.0 * SECOND as f64;
 
-/// An average without a sample for this long says nothing of the backend any more.
+/// An average without a sample for this long no longer says anything about the backend.
 const OLD_AFTER: u64 = 30 * SECOND;
 
 /// A backend's time, in nanoseconds, as a peak that decays.
@@ -19,14 +20,16 @@ pub(crate) struct Ewma {
 impl Ewma {
     pub(crate) const NEW: Ewma = Ewma { nanos: 0.0, at: None };
 
-    /// The average as it is at `now`, which decays by the clock: else a backend that failed once would never be asked again.
-    /// `None` if it has no sample, or only old ones; the caller takes the median of the others then.
+    /// The average as it is at `now`, which decays by the clock: else a backend that failed once
+    /// would never be asked again. `None` if it has no sample, or only old ones; the caller takes
+    /// the median of the others then.
     pub(crate) fn read(&self, now: u64) -> Option<f64> {
         let age = now.saturating_sub(self.at?);
         (age < OLD_AFTER).then(|| self.nanos * kept(age))
     }
 
-    /// Counts a sample. One above the average replaces it; one below draws it down by the time since the last one.
+    /// Counts a sample. One above the average replaces it; one below draws it down by the time
+    /// since the last one.
     pub(crate) fn sample(&mut self, now: u64, nanos: u64) {
         let sample = nanos as f64;
         self.nanos = match self.at {
@@ -50,7 +53,8 @@ impl Ewma {
 /// The weight of what is this old.
 fn kept(age: u64) -> f64 {
     let x = age as f64 / TAU;
-    // Within one part in 20 000, for a tenth of the time of `exp`. Busy backends have a sample each millisecond.
+    // Within one part in 20 000, for a tenth of the time of `exp`. Busy backends have a sample each
+    // millisecond.
     if x < 0.01 { 1.0 - x } else { (-x).exp() }
 }
 

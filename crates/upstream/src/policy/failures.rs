@@ -18,7 +18,8 @@ const SUCCESS_MIN: u32 = 80;
 const EJECTED_FOR: u64 = 5 * SECOND;
 const EJECTED_FOR_MAX: u64 = 300 * SECOND;
 
-/// Requests of the last ten seconds that succeeded, and that failed. Counts and no average: an average hides an outage behind a burst.
+/// Requests of the last ten seconds that succeeded, and that failed. Counts and no average: an
+/// average hides an outage behind a burst.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Window {
     buckets: [(u32, u32); BUCKETS],
@@ -47,7 +48,8 @@ impl Window {
     }
 }
 
-/// True if one more of `count` backends may be ejected where `ejected` are: never more than half, and never the only one.
+/// True if one more of `count` backends may be ejected where `ejected` are: never more than half,
+/// and never the only one.
 pub(crate) fn may_eject(ejected: usize, count: usize) -> bool {
     ejected < count / 2
 }

@@ -1,4 +1,4 @@
-//! How long a backend keeps a connection that nothing happens on, learned from when it ended some.
+//! The time for which a backend keeps an idle connection, learned from when it ended some.
 
 use super::SECOND;
 
@@ -11,12 +11,14 @@ const REMEMBERED: usize = 8;
 /// Shorter ones are no timer of a server, but restarts.
 const SHORTEST: u64 = SECOND / 100;
 
-/// Ends that come closer together than this are those of a restart, or of connections that became idle together: they count once.
+/// Ends that come closer together than this are those of a restart, or of connections that became
+/// idle together: they count once.
 const APART: u64 = SECOND / 10;
 
 /// The times after which a backend ended idle connections.
 ///
-/// Three within a tenth of each other are a timer, if they came apart. A connection that is kept for longer shows that it was none.
+/// Three within a tenth of each other are a timer, if they came apart. A connection that is kept
+/// for longer shows that it was none.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KeepAlive {
     ends: [u64; REMEMBERED],
@@ -49,8 +51,8 @@ impl KeepAlive {
         }
     }
 
-    /// Nanoseconds after which an idle connection is lent no more: nine tenths of what was learned, so that a request does not meet
-    /// the end on its way.
+    /// Nanoseconds after which an idle connection is lent no more: nine tenths of what was learned,
+    /// so that a request does not meet the end on its way.
     pub(crate) fn lent_until(&self) -> u64 {
         self.learned.map_or(u64::MAX, |learned| learned / 10 * 9)
     }

@@ -1,4 +1,5 @@
-//! Which backend a key belongs to, by Maglev's table: all are found in constant time, and few keys move where a backend leaves.
+//! Which backend a key belongs to, by Maglev's table: all are found in constant time, and few keys
+//! move where a backend leaves.
 
 /// Sizes of tables, all prime, so that the steps of each backend reach every place.
 const SIZES: [usize; 5] = [251, 1021, 4093, 16381, 65521];
@@ -13,7 +14,8 @@ pub(crate) struct Maglev {
 }
 
 impl Maglev {
-    /// A table of backends, by index, each with the hash of its name and its weight. `None` without any.
+    /// A table of backends, by index, each with the hash of its name and its weight. `None` without
+    /// any.
     pub(crate) fn new(backends: &[(u32, u64, f64)]) -> Option<Maglev> {
         if backends.is_empty() {
             return None;

@@ -1,6 +1,8 @@
-//! Decisions as pure functions: of numbers, a time in nanoseconds, and random numbers that the caller draws.
+//! Decisions as pure functions: of numbers, a time in nanoseconds, and random numbers that the
+//! caller draws.
 //!
-//! Nothing here knows a shard, an atomic or a clock, so the claims of the guide are tested here in milliseconds, by seed.
+//! Nothing here knows a shard, an atomic or a clock, so the claims of the guide are tested here in
+//! milliseconds, by seed.
 
 pub(crate) mod alias;
 pub(crate) mod backoff;

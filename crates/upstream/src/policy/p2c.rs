@@ -6,8 +6,8 @@ use super::below;
 /// Nanoseconds below which backends are equally quick.
 const QUICK: f64 = 1000.0;
 
-/// The load of a backend: the time that a request more would take there, if it took the average and waited for those in flight.
-/// `weight` is its part of the mean weight.
+/// The load of a backend: the time that a request more would take there, if it took the average and
+/// waited for those in flight. `weight` is its part of the mean weight.
 pub(crate) fn load(average: f64, in_flight: u32, weight: f64) -> f64 {
     average.max(QUICK) * (f64::from(in_flight) / weight.max(0.01) + 1.0)
 }
@@ -23,17 +23,19 @@ pub(crate) fn lower_of_two(count: usize, random: u64, load: impl Fn(usize) -> f6
     if load(second) < load(first) { second } else { first }
 }
 
-/// Times that a second backend is drawn by weight until it is another one than the first. Then that has most of the weight, and any
-/// other one will do.
+/// Times that a second backend is drawn by weight until it is another one than the first. Then that
+/// has most of the weight, and any other one will do.
 const DRAWS: u32 = 4;
 
 /// The load of the second one has to be below this part of the first one's to take over.
 const TAKES_OVER_BELOW: f64 = 0.2;
 
-/// A choice among `count` backends by weight. The first backend is drawn by weight; a second one takes over where the load of the first is several times its
-/// own. So shares follow the weights while all is well, and a backend that fails or stalls loses its share.
+/// A choice among `count` backends by weight. The first backend is drawn by weight; a second one
+/// takes over where the load of the first is several times its own. So shares follow the weights
+/// while all is well, and a backend that fails or stalls loses its share.
 ///
-/// Loads are not divided by weights: of two idle backends with 9:1 the heavy one would get 98 % and not 90 %.
+/// Loads are not divided by weights: of two idle backends with 9:1 the heavy one would get 98 % and
+/// not 90 %.
 pub(crate) fn by_weight(
     table: &Alias,
     count: usize,

@@ -1,4 +1,5 @@
-//! The weight of a backend that came back: a part at first, so that it is warm before it has its full share.
+//! The weight of a backend that came back: a part at first, so that it is warm before it has its
+//! full share.
 
 use super::SECOND;
 
@@ -8,7 +9,8 @@ const LASTS: u64 = 30 * SECOND;
 /// Steps of the weight on the way. Each of them makes a new table.
 const STEPS: u64 = 10;
 
-/// The part of its weight that a backend has `since` nanoseconds after it came back, and when that changes; `None` once it is whole.
+/// The part of its weight that a backend has `since` nanoseconds after it came back, and when that
+/// changes; `None` once it is whole.
 pub(crate) fn part(since: u64) -> Option<(f64, u64)> {
     let step = since / (LASTS / STEPS);
     (step < STEPS).then(|| ((step + 1) as f64 / STEPS as f64, (step + 1) * (LASTS / STEPS) - since))

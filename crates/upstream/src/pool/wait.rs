@@ -9,7 +9,8 @@ use std::task::{Context, Poll, Waker};
 use super::{Connection, Kept, Pool, Pools, nanos};
 use crate::view::Member;
 
-/// A call in the queue. What it waits for is put here, so that no call that comes later gets in between.
+/// A call in the queue. What it waits for is put here, so that no call that comes later gets in
+/// between.
 pub(super) struct Waiter<C> {
     result: RefCell<Option<io::Result<Kept<C>>>>,
     waker: RefCell<Option<Waker>>,
@@ -37,7 +38,8 @@ impl<C> Waiter<C> {
     }
 }
 
-/// The place of a call in the queue. Its drop leaves the queue, and passes on a connection that the call has not seen.
+/// The place of a call in the queue. Its drop leaves the queue, and passes on a connection that the
+/// call has not seen.
 pub(super) struct Waiting<'a, C: Connection> {
     pools: &'a Rc<Pools<C>>,
     member: &'a Rc<Member<Pool<C>>>,

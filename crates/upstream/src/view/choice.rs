@@ -13,7 +13,7 @@ pub(crate) struct Choice<P: Part> {
     member: Rc<Member<P>>,
     begun: u64,
     is_trial: bool,
-    /// What is in flight is told at once.
+    /// Changes of requests in flight are reported at once.
     is_exact: bool,
     is_settled: bool,
 }
@@ -83,7 +83,7 @@ impl<P: Part> Choice<P> {
         }
     }
 
-    /// What happened says nothing of it.
+    /// Notes an end that says nothing about the backend.
     pub(crate) fn says_nothing(&mut self) {
         let now = self.settle();
         self.end_trial(None, now);
@@ -93,12 +93,12 @@ impl<P: Part> Choice<P> {
         self.is_trial
     }
 
-    /// How long one may take.
+    /// Time limit of a trial.
     pub(crate) fn trial_time(&self) -> Duration {
         self.view.upstream.settings().connect_timeout
     }
 
-    /// What happens from here on decides nothing: another request may try the backend.
+    /// Gives the trial up: its end decides nothing, and another request may try the backend.
     pub(crate) fn gives_up_trial(&mut self) {
         let now = self.view.now();
         self.end_trial(None, now);

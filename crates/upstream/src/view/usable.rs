@@ -88,7 +88,8 @@ impl Usable {
     /// The backend whose turn it is, among indices, by weight.
     pub(super) fn in_turn(&self, among: &[usize], turn: usize) -> usize {
         let sum: f64 = among.iter().map(|index| self.relative_weight(*index)).sum();
-        // Steps of the golden ratio: near turns are far apart, and each backend has its share in the long run.
+        // Steps of the golden ratio: near turns are far apart, and each backend has its share in
+        // the long run.
         let unit = (turn as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 11;
         let mut left = unit as f64 / (1u64 << 53) as f64 * sum;
         for index in among {
@@ -100,8 +101,8 @@ impl Usable {
         among[among.len() - 1]
     }
 
-    /// The backends of a key, the first one first. Those that are ejected or down have their keys, so that no others move; the caller
-    /// passes them over.
+    /// The backends of a key, the first one first. Those that are ejected or down have their keys,
+    /// so that no others move; the caller passes them over.
     pub(super) fn of_key<P>(&self, members: &[Rc<Member<P>>], key: u64) -> impl Iterator<Item = usize> {
         let ring = self.ring.get_or_init(|| {
             let members = members.iter().map(|member| &member.state).enumerate();
@@ -116,7 +117,7 @@ impl Usable {
         (0..attempts).filter_map(move |attempt| ring.as_ref().map(|ring| ring.at(key, attempt)))
     }
 
-    /// What one without an average counts as: as quick as half of the others. Looked for once a second.
+    /// The average of a backend that has none: as quick as half of the others. Found once a second.
     pub(super) fn median<P>(&self, members: &[Rc<Member<P>>], now: u64) -> f64 {
         let (median, until) = self.median.get();
         if now < until {

@@ -5,7 +5,8 @@ use ringserve::upstream::{Balance, Check, Health};
 
 use super::*;
 
-/// Clients that ask, one question after the other, until the time is over. Returns how many were not answered.
+/// Clients that ask, one question after the other, until the time is over. Returns how many were
+/// not answered.
 fn asked_for(sim: &Sim, clients: u32, time: Duration, gap: Duration, kind: &'static str) -> Rc<Cell<u32>> {
     let (failed, round) = (Rc::new(Cell::new(0)), sim.now().as_millis());
     for client in 0..clients {
@@ -55,7 +56,8 @@ fn backend_that_fails_at_once_is_hardly_asked_and_comes_back() {
         backends[1].mode.set(Mode::ClosesAtOnce);
         let failed = asked_for(sim, 5, 10 * SECOND, SECOND / 10, "again");
         sim.run_until_done();
-        // What it did not answer another one did, as far as the budget goes in the first quarter of a second.
+        // What it did not answer another one did, as far as the budget goes in the first quarter of
+        // a second.
         assert!(failed.get() <= 4, "{} failed", failed.get());
         assert!(backends[1].accepted.get() <= 20, "{} times", backends[1].accepted.get());
         backends[1].mode.set(Mode::Answers);

@@ -141,7 +141,8 @@ fn connection_that_is_not_lent_any_more_makes_room_at_the_bound() {
             let mut me = net.connect(FRONT).await?;
             for n in 0..20 {
                 assert_eq!(asks(&mut me, &format!("once {n}")).await?, format!("once {n}"));
-                // Three ends teach it. Then its only connection is too old when the next question comes.
+                // Three ends teach it. Then its only connection is too old when the next question
+                // comes.
                 net.sleep(if n < 4 { 6 * SECOND } else { 5 * SECOND - SECOND / 4 }).await;
             }
             Ok(())

@@ -1,4 +1,5 @@
-//! Whole servers with clients of upstreams by seed, in virtual time, before backends that refuse, stall, end and lie.
+//! Whole servers with clients of upstreams by seed, in virtual time, before backends that refuse,
+//! stall, end and lie.
 
 mod connections;
 mod failing;
@@ -60,7 +61,7 @@ fn front(sim: &Sim, upstream: &Upstream, shards: usize) -> SimServer {
     server.unwrap()
 }
 
-/// What a backend does with a connection.
+/// The behaviour of a backend with a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum Mode {
     /// It answers each line with the same one.
@@ -78,7 +79,7 @@ enum Mode {
     Slow(Duration),
     /// It answers, and ends the connection once nothing came for this time.
     ClosesIdle(Duration),
-    /// The same, but it reads on behind its end, and hears what comes.
+    /// The same, but it reads on after its end, and receives what comes.
     HalfCloses(Duration),
     /// It answers twice.
     Twice,
@@ -96,7 +97,7 @@ struct Backend {
     now: Cell<usize>,
     most: Cell<usize>,
     accepted: Cell<usize>,
-    /// How often each question was heard.
+    /// The number of times that each question was received.
     heard: RefCell<BTreeMap<String, u32>>,
 }
 

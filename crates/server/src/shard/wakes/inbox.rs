@@ -134,8 +134,8 @@ pub(crate) struct RemoteShard {
     ended_services: AtomicU32,
 }
 
-/// The runtime inside which a shard runs, if there is one: it wakes the shard instead of the driver,
-/// which does not block then.
+/// The runtime inside which a shard runs, if there is one: it wakes the shard instead of the
+/// driver, which does not block then.
 #[derive(Default)]
 struct RuntimeWaker {
     #[cfg(feature = "runtime-tokio")]
