@@ -19,7 +19,8 @@ use std::time::Duration;
 
 use ringserve::admission::Admission;
 use ringserve::framing::Lines;
-use ringserve::{Cx, Driver, Frame, Server, ServerHandle, Service};
+use ringserve::server::Driver;
+use ringserve::{Cx, Frame, Server, ServerHandle, Service};
 use rustix::time::{ClockId, clock_gettime};
 use socket2::{Domain, Socket, Type};
 

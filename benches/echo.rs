@@ -8,8 +8,9 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use ringserve::Server;
 use ringserve::framing::Raw;
-use ringserve::{Driver, Server};
+use ringserve::server::Driver;
 
 use echo::Echo;
 

@@ -17,7 +17,9 @@ use std::{fs, thread};
 
 use bytes::Bytes;
 use criterion::{Criterion, criterion_group, criterion_main};
-use ringserve::{ConnHandle, Cx, Frame, OpenCx, PushError, Refusal, Server, Service};
+use ringserve::handle::PushError;
+use ringserve::service::{OpenCx, Refusal};
+use ringserve::{ConnHandle, Cx, Frame, Server, Service};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Hands out the handle of each connection.

@@ -17,18 +17,18 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
 
 use bytes::Bytes;
+use ringserve::handle::PushError;
 use ringserve::http::hyper::service::service_fn;
 use ringserve::http::hyper::{Request, Response, body::Incoming};
 use ringserve::limits::StallOptions;
 use ringserve::listen::tcp;
+use ringserve::service::{OpenCx, Refusal, Session};
 use ringserve::sync::{AskError, Mesh};
 use ringserve::topics::{
     self, FormId, History, PublishError, ShardTopics, Since, Slow, TopicOptions, Topics,
 };
 use ringserve::transport::{Batch, LeaseMut, Transport, TransportConn, TransportError, TransportEvent};
-use ringserve::{
-    ConnHandle, Cx, Frame, OpenCx, PushError, Refusal, Server, Service, Session, Stream, http, stream,
-};
+use ringserve::{ConnHandle, Cx, Frame, Server, Service, Stream, http, stream};
 use ringserve_server::internals::{start_on, start_several_on};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};

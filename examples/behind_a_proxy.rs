@@ -13,7 +13,8 @@ use clap::Parser;
 use ringserve::framing::Lines;
 use ringserve::listen::{ProxyProtocol, endpoints, tcp};
 use ringserve::log::LogOptions;
-use ringserve::{Cx, Driver, Frame, Server, Service};
+use ringserve::server::Driver;
+use ringserve::{Cx, Frame, Server, Service};
 
 /// A server that answers each line with the address of its client.
 #[derive(Parser)]

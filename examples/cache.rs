@@ -19,8 +19,9 @@ use std::time::Duration;
 use clap::Parser;
 use ringserve::framing::Lines;
 use ringserve::log::LogOptions;
+use ringserve::server::Driver;
 use ringserve::upstream::{Exclusive, Request, Upstream};
-use ringserve::{Cx, Driver, Frame, Server, Service, Shard};
+use ringserve::{Cx, Frame, Server, Service, Shard};
 
 /// A cache of lines in front of an upstream.
 #[derive(Parser)]

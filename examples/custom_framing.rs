@@ -14,7 +14,8 @@ use std::net::SocketAddr;
 use clap::Parser;
 use ringserve::framing::{Decode, EncodeError, FrameError, Framing, Outbox, Payload};
 use ringserve::log::LogOptions;
-use ringserve::{Cx, Driver, Frame, Server, Service};
+use ringserve::server::Driver;
+use ringserve::{Cx, Frame, Server, Service};
 
 /// Bytes of each header.
 pub const HEADER_BYTES: usize = 9;

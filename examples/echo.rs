@@ -18,7 +18,8 @@ use ringserve::framing::{LengthPrefix, Lines};
 use ringserve::limits::ServerLimits;
 use ringserve::log::LogOptions;
 use ringserve::net::SocketOptions;
-use ringserve::{Cx, Driver, Frame, Limits, Server, Service, Shard};
+use ringserve::server::Driver;
+use ringserve::{Cx, Frame, Limits, Server, Service, Shard};
 
 /// An echo server.
 #[derive(Parser)]

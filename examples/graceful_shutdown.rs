@@ -24,7 +24,9 @@ use clap::Parser;
 use ringserve::framing::Lines;
 use ringserve::limits::ServerLimits;
 use ringserve::log::LogOptions;
-use ringserve::{CloseCx, Cx, Driver, Frame, Limits, Server, Service};
+use ringserve::server::Driver;
+use ringserve::service::CloseCx;
+use ringserve::{Cx, Frame, Limits, Server, Service};
 
 /// A server that takes its time to answer, and shuts down gracefully.
 #[derive(Parser)]

@@ -17,7 +17,8 @@ use ringserve::admission::{AddressKey, Admission, IpList, IpListError, KeyLimits
 use ringserve::framing::Lines;
 use ringserve::log::LogOptions;
 use ringserve::middleware::RateLimit;
-use ringserve::{Cx, Driver, Frame, Server, Service};
+use ringserve::server::Driver;
+use ringserve::{Cx, Frame, Server, Service};
 use tracing::warn;
 
 /// A server that echoes lines, and limits who is let in.

@@ -16,7 +16,8 @@ use clap::Parser;
 use ringserve::limits::ServerLimits;
 use ringserve::log::LogOptions;
 use ringserve::net::{Address, CopyError, CopySide, ProxyHeader, copy_bidirectional, is_local_failure};
-use ringserve::{Driver, Limits, Server, Stream, stream};
+use ringserve::server::Driver;
+use ringserve::{Limits, Server, Stream, stream};
 
 /// A proxy: each client is connected to one of the upstreams, in turn.
 #[derive(Parser)]

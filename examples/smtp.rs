@@ -29,7 +29,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::Parser;
 use ringserve::framing::{DotPart, DotState, DotStuffed, FrameError, FramingState, Lines};
 use ringserve::log::LogOptions;
-use ringserve::{Cx, Failure, Frame, Limits, OpenCx, Refusal, Server, Service, with_heads};
+use ringserve::service::{Failure, OpenCx, Refusal, with_heads};
+use ringserve::{Cx, Frame, Limits, Server, Service};
 use tracing::warn;
 
 use crate::address::Addressed;

@@ -23,139 +23,90 @@
 //! }
 //! ```
 //!
-//! # What happens
+//! # How it works
 //!
-//! Each *shard* is a thread with its own listener, ring, connections and service value; by default
-//! each CPU has one. Shards share nothing, so a service keeps its state in `Cell` and `RefCell`.
+//! A *shard* is a thread with its own listener, ring, connections and service value; by default each
+//! CPU has one. Shards share nothing, so a service keeps its state in `Cell` and `RefCell`.
 //!
-//! The server's [`framing`] cuts received bytes into *frames*. Each frame is handed to
-//! [`Service::call`], one after the other for a connection. A call that never waits runs straight
-//! from the completion, without an allocation. A pending call is set aside, and other connections
-//! go on.
+//! A [`framing`] cuts received bytes into *frames*. [`Service::call`] gets them one after the other,
+//! and may await anything: the next frame of its connection waits, other connections go on.
 //!
 //! [`Cx::reply`] never waits: it queues, and all replies of a turn of the shard's loop leave in one
-//! send. When a peer reads too slowly its next frames are held back, then receiving stops and TCP
-//! slows the peer down. A handler that streams awaits [`Cx::ready`]; a [`ConnHandle`] pushes to a
-//! connection from any thread, and reports a full outbox.
+//! send. When a peer reads too slowly, its next frames are held back, then receiving stops and TCP
+//! slows the peer down.
 //!
-//! # Framings
+//! [`Limits`] bounds every connection: frames, memory, times. Each connection ends with exactly one
+//! [`CloseReason`]. SIGINT and SIGTERM drain the server: what arrived whole is answered first.
 //!
-//! [`framing`] has lines, delimiters, fixed sizes, lengths of every kind and raw bytes. Your own is
-//! a trait with two methods: [a page](guide::framing) of the [guide] writes one, and
-//! `examples/custom_framing.rs` is a server with it. With the feature `codec` the module `codec`
-//! takes codecs of `tokio_util` as they are.
+//! # Where to begin
 //!
-//! # Waiting and tasks
+//! [The guide](guide) has pages for people who write a server: [a first hour](guide::first_hour),
+//! [which kind of service](guide::choosing), [your own framing](guide::framing),
+//! [waiting and tasks](guide::waiting), [the end of a server](guide::stopping). The folder
+//! `examples` has whole programs.
 //!
-//! A call may await anything: [`Cx::sleep`], [`Cx::timeout`] around any future, a channel fed by
-//! another thread. The next frame of its connection waits until it is done, unless
-//! [`Limits::calls_in_flight_max`] allows more at once. [`Cx::spawn`] starts a task that is
-//! independent of connections, [`Cx::spawn_on_connection`] one that ends with its connection; the
-//! [handle](task::JoinHandle) of a task returns its value, and aborts it. [`Shard::interval`]
-//! ticks. With the feature `sync` there are channels and locks in [`sync`].
+//! # Modules
 //!
-//! [`ConnHandle`] reaches a connection from any thread; [`LocalHandle`] reaches it on its own shard
-//! and costs less. Messages reach state on other shards: [`sync::Mesh`].
+//! The names of the first program are at the root; everything else is in the module of its subject. A
+//! module with a star needs the cargo feature of its name.
 //!
-//! # Existing protocols
+//! **Write a service**
 //!
-//! With [`stream()`] a factory serves connections as [`Stream`]s of bytes. With the cargo feature
-//! `tokio` they are tokio's `AsyncRead` and `AsyncWrite`, so hyper and other protocol crates run on
-//! a shard, without a tokio runtime. For crates that spawn, [`Shard::spawn`] is the executor.
+//! | | |
+//! |---|---|
+//! | [`service`] | how connections open, close and fail; kinds of services |
+//! | [`framing`] | bytes to frames, and replies to bytes |
+//! | [`handle`] | connections reached from outside of their calls |
+//! | [`task`], [`time`] | tasks, blocking calls, timers |
+//! | [`sync`], [`scatter`] | messages between shards; requests over several shards |
+//! | [`net`] | addresses, connections to other servers, copying between streams |
+//! | [`middleware`] | services that wrap services |
 //!
-//! With the feature `http`, `http(..)` serves HTTP/1.1 and HTTP/2 with a service of hyper's; the
-//! module `http` has its bounds and its parts.
+//! **Configure a server**
 //!
-//! # Middleware
+//! | | |
+//! |---|---|
+//! | [`server`] | the driver, the runtime, several services |
+//! | [`factory`] | what makes the service of a shard |
+//! | [`limits`] | limits of the whole server, usable memory |
+//! | [`listen`], [`transport`], `tls`\* | endpoints; layers below the framing |
+//! | [`admission`] | who is let in: networks, rates, shares |
+//! | [`overload`] | what happens with more work than it can do |
 //!
-//! [`middleware`] has structs that wrap a service and are services: a time limit, a bound on the
-//! calls in flight, rates by key, counts. With the feature `tower` the module `tower` takes stacks
-//! of tower's layers.
+//! **Protocols**
 //!
-//! # Upstreams
+//! | | |
+//! |---|---|
+//! | `http`\*, `websocket`\* | HTTP/1.1, HTTP/2 by hyper; WebSocket |
+//! | `resp`\*, `redis`\* | the protocol of Redis for servers; a client |
+//! | [`topics`] | publish and subscribe, with history |
+//! | `upstream`\* | pools of connections, balancing, health, retries |
+//! | `codec`\*, `tower`\* | codecs of tokio-util, services of tower |
 //!
-//! [`Shard::connect`] connects to another server, over the shard's own driver, in any service, and
-//! returns a [`Stream`]. [`net::copy_bidirectional`] copies bytes between two of them, so a proxy
-//! is ten lines. [`Stream::framed`] makes a client of frames of it: [a page](guide::upstreams) of
-//! the guide has one. With the feature `upstream` the module `upstream` has groups of equal
-//! servers: it keeps connections, balances, takes out what fails, and asks again.
+//! **Operate and test**
 //!
-//! # Limits
-//!
-//! [`Limits`] has every limit of a service with its default, its reason and its cost: frame size,
-//! bytes held for a connection, time to the first frame, slow senders, silent peers, pending calls,
-//! idle time, stalled writes. [`ServerLimits`](limits::ServerLimits) has those of the server:
-//! connections, bytes held by a shard, receive memory, upstreams, drain. They are checked against
-//! each other at the start. [`net::SocketOptions`] has the options of sockets: keep-alive, user
-//! timeout, buffers, backlog, fast open and more, each read back at the start.
-//!
-//! # The end of a connection
-//!
-//! Each connection ends with exactly one [`CloseReason`], for [`Service::close`] and the counters
-//! of [`stats::ConnStats`]. Its [`closed_by`](CloseReason::closed_by) names the side: the peer, the
-//! service, the server, an upstream, the system.
-//!
-//! # The end of a server
-//!
-//! [`Server::serve`] handles SIGINT and SIGTERM. After
-//! [`ServerLimits::drain_delay`](limits::ServerLimits::drain_delay), 0 by default, the listeners
-//! are closed; frames that had arrived whole are answered, no further call begins, and connections
-//! are closed when they owe nothing; after
-//! [`ServerLimits::drain_timeout`](limits::ServerLimits::drain_timeout) the rest is reset. A second
-//! signal stops at once. [`Server::start`] leaves signals alone and returns a [`ServerHandle`] with
-//! the addresses, the [`stats`], and the same two ways to stop.
+//! | | |
+//! |---|---|
+//! | [`stats`], `metrics`\* | counters; the same as OpenMetrics |
+//! | `log`\*, [`access_log`] | the log; a line for each connection |
+//! | `admin`\*, [`inspect`] | a page, health and orders; single connections |
+//! | [`doctor`], [`machine`] | what of the machine stands in the way |
+//! | `testing`\* | whole servers by seed, in virtual time |
 //!
 //! # Cargo features
 //!
 //! All are off by default. A method whose feature is off does not compile, and the error names the
-//! feature.
+//! feature. In addition to those of modules:
 //!
-//! | feature | what it adds |
+//! | | |
 //! |---|---|
-//! | `admin` | the module `admin`: a port beside the server with a page, metrics, health and orders, and paths of the program |
-//! | `codec` | the module `codec`: services over codecs of `tokio_util` |
-//! | `http` | the function and the module `http`: HTTP/1.1 and HTTP/2, by hyper, which is there as `http::hyper` |
-//! | `log` | the module `log`: a subscriber of tracing that never holds up a shard; text or JSON |
-//! | `metrics` | the module `metrics`: what a server and its program count, as OpenMetrics, by prometheus-client |
-//! | `redis` | the module `redis`: a client of Redis, with `resp` and `upstream` |
-//! | `resp` | the module `resp`: the protocol of Redis, requests as frames and replies in both versions |
-//! | `sync` | in the module [`sync`] channels and locks: tokio's, which need no runtime |
-//! | `testing` | the module `testing`: whole servers by seed, in virtual time, for tests |
-//! | `tls` | the module `tls`: TLS below any service, by rustls; without cryptography |
+//! | `sync` | channels and locks of tokio's, in [`sync`] |
 //! | `tls-ring`, `tls-graviola`, `tls-aws-lc-rs` | `tls` with that cryptography |
-//! | `tokio` | tokio's `AsyncRead` and `AsyncWrite` for [`Stream`], without a runtime |
-//! | `tower` | the module `tower`: services of tower |
-//! | `upstream` | the module `upstream`: pools of connections to other servers, balancing, health, retries |
-//! | `websocket` | the module `websocket`: WebSocket below any service, and the function `ws`: services of whole messages; with `http` too, sockets inside HTTP, and clients |
-//! | `websocket-deflate` | messages of it that are compressed |
-//! | `runtime-tokio` | `Runtime::Tokio`: shards inside a runtime of tokio's |
-//! | `runtime-tokio-uring` | `Runtime::TokioUring`: shards inside a runtime of tokio-uring's, which is there as `tokio_uring` |
+//! | `tokio` | [`Stream`] is tokio's `AsyncRead` and `AsyncWrite` |
+//! | `websocket-deflate` | compressed messages |
+//! | `runtime-tokio`, `runtime-tokio-uring` | shards inside a runtime of tokio's or tokio-uring's |
 //!
-//! # Modules
-//!
-//! | module | contents |
-//! |---|---|
-//! | the root | the first program: services, the server, its handles, connections, [`Limits`], [`CloseReason`] |
-//! | [`admission`] | who is let in: limits on addresses, lists of networks, the rate of new connections, rates by key |
-//! | [`guide`] | pages for people who write a server: a first hour, which kind, state, waiting, ends, tests, deployment |
-//! | [`factory`] | values that the factory of a server may return |
-//! | [`framing`] | bytes to frames, and replies to bytes |
-//! | [`listen`] | endpoints of several services |
-//! | [`limits`] | limits of the server ([`ServerLimits`](limits::ServerLimits)), errors of limits, usable memory, when a shard counts as stalled |
-//! | [`middleware`] | services that wrap services |
-//! | [`net`] | addresses, socket options, connections to other servers |
-//! | [`scatter`] | pipelined requests whose answers lie on several shards |
-//! | [`stats`] | counters and state of a server, stalls of its shards |
-//! | [`sync`] | messages between shards, the end of the start, the drain; with the feature `sync` channels and locks |
-//! | [`task`] | handles of tasks and of blocking calls |
-//! | [`time`] | a shard's clock, intervals, the futures of [`Cx::sleep`] and [`Cx::timeout`] |
-//! | [`topics`] | publish and subscribe: topics with history and recovery, filters with wildcards |
-//! | [`transport`] | layers between a socket and its framing |
-//! | `admin`, `codec`, `http`, `log`, `metrics`, `redis`, `resp`, `testing`, `tls`, `tower`, `upstream`, `websocket` | with the feature of that name |
-//!
-//! # Limitations
-//!
-//! Not built in: UDP. It runs on Linux only.
+//! It runs on Linux only. UDP is not built in.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -166,6 +117,8 @@ pub use ringserve_redis::resp;
 pub use ringserve_redis::scatter;
 #[cfg(feature = "admin")]
 pub use ringserve_server::admin;
+#[doc(inline)]
+pub use ringserve_server::admission;
 #[cfg(feature = "codec")]
 pub use ringserve_server::codec;
 #[cfg(feature = "http")]
@@ -184,14 +137,12 @@ pub use ringserve_server::tokio_uring;
 #[cfg(feature = "tower")]
 pub use ringserve_server::tower;
 pub use ringserve_server::{
-    CloseCx, CloseReason, ClosedBy, ConnHandle, ConnId, Cx, Driver, Error, Failure, Frame, IntoService,
-    Limits, LocalHandle, MultiService, OpenCx, Peer, PushError, Refusal, ReplyWriter, Runtime, Server,
-    ServerControl, ServerHandle, Service, Session, SetupError, Shard, SharedPayload, Stream, StreamHandle,
-    StreamService, WithHeads, from_future, stream, with_heads,
+    CloseReason, ConnHandle, Cx, Error, Frame, Limits, Peer, Server, ServerControl, ServerHandle, Service,
+    Shard, Stream, stream,
 };
 pub use ringserve_server::{
-    access_log, admission, doctor, factory, inspect, limits, listen, machine, middleware, net, overload,
-    stats, sync, task, time, transport,
+    access_log, doctor, inspect, limits, listen, machine, middleware, net, overload, stats, sync, task, time,
+    transport,
 };
 #[cfg(feature = "websocket")]
 pub use ringserve_server::{websocket, ws};
@@ -203,10 +154,35 @@ pub use ringserve_upstream as upstream;
 
 pub mod guide;
 
+/// The parts of a [`Service`]: how connections open, close and fail, and services of streams.
+pub mod service {
+    pub use ringserve_server::{
+        CloseCx, CloseKind, ClosedBy, Failure, HeldReplies, IntoService, OpenCx, Refusal, Session,
+        StreamService, WithHeads, with_heads,
+    };
+}
+
+/// Handles of connections, in addition to [`ConnHandle`]: on their shard, and of streams.
+pub mod handle {
+    pub use ringserve_server::{ConnId, LocalHandle, PushError, StreamHandle};
+}
+
+/// Choices of a [`Server`] that are types: its driver, the runtime of its shards, several services.
+pub mod server {
+    pub use ringserve_server::{Driver, MultiService, Runtime, SetupError};
+}
+
+/// Values that the factory of a server may return: a service, or a future that makes one.
+pub mod factory {
+    pub use ringserve_server::factory::*;
+    pub use ringserve_server::from_future;
+}
+
 /// Framings: bytes to frames, and replies to bytes. And the fields of a message by their places.
 pub mod framing {
     pub use ringserve_redis::{FrameFields, OwnedField, Span};
     pub use ringserve_server::framing::*;
+    pub use ringserve_server::{ReplyWriter, SharedPayload};
 }
 
 /// The program of the README is one that compiles.

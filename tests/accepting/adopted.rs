@@ -11,7 +11,8 @@ use std::time::Duration;
 use ringserve::framing::LengthPrefix;
 use ringserve::listen::{Endpoint, IntoEndpoints, adopt, endpoints, systemd, tcp, unix};
 use ringserve::net::{Address, SocketOptions};
-use ringserve::{Error, MultiService, Server, ServerHandle};
+use ringserve::server::MultiService;
+use ringserve::{Error, Server, ServerHandle};
 use ringserve_tests::watch::a_turn_passes;
 use ringserve_tests::{
     Client, Logged, Puppet, SOON, Shared, alone, eventually, finish, no_time_limits, on_epoll, order,

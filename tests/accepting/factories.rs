@@ -11,12 +11,13 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use ringserve::factory::from_future;
 use ringserve::framing::Lines;
 use ringserve::listen::tcp;
+use ringserve::server::Runtime;
+use ringserve::service::IntoService;
 use ringserve::sync::{Mesh, NotStarted};
-use ringserve::{
-    Cx, Error, Frame, IntoService, Runtime, Server, ServerControl, ServerHandle, Service, Shard, from_future,
-};
+use ringserve::{Cx, Error, Frame, Server, ServerControl, ServerHandle, Service, Shard};
 use ringserve_tests::{On, SOON, eventually, no_time_limits};
 
 /// Answers with the text with which it was created.

@@ -9,8 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use ringserve::admission::{Admission, IpList, RefusedBy};
+use ringserve::server::Driver;
 use ringserve::stats::AcceptQueueStats;
-use ringserve::{Driver, Server, ServerHandle};
+use ringserve::{Server, ServerHandle};
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::limited::{
     connect_from, drivers, ended, greeted, greets, hears_hello, refused_by, try_to_greet,

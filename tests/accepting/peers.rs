@@ -6,7 +6,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 
 use ringserve::net::{PeerCredentials, SocketOptions};
-use ringserve::{Driver, Peer, Server, Stream, stream};
+use ringserve::server::Driver;
+use ringserve::{Peer, Server, Stream, stream};
 use ringserve_tests::{On, no_time_limits, watch};
 use rustix::process::{getegid, geteuid};
 

@@ -9,7 +9,8 @@ use std::thread;
 use ringserve::framing::Lines;
 use ringserve::listen::{ProxyProtocol, endpoints, tcp, unix};
 use ringserve::net::SocketOptions;
-use ringserve::{CloseReason, Cx, Driver, Frame, Peer, Server, ServerHandle, Service, Stream, stream};
+use ringserve::server::Driver;
+use ringserve::{CloseReason, Cx, Frame, Peer, Server, ServerHandle, Service, Stream, stream};
 use ringserve_tests::watch::closed_for;
 use ringserve_tests::{SOON, on_epoll};
 

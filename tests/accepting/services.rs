@@ -16,10 +16,9 @@ use std::time::Duration;
 use ringserve::framing::{LengthPrefix, Lines};
 use ringserve::limits::ServerLimits;
 use ringserve::listen::{endpoints, tcp, unix};
-use ringserve::{
-    Cx, Driver, Error, Frame, Limits, MultiService, Peer, Server, ServerControl, Service, Shard,
-    StreamService, stream,
-};
+use ringserve::server::{Driver, MultiService};
+use ringserve::service::StreamService;
+use ringserve::{Cx, Error, Frame, Limits, Peer, Server, ServerControl, Service, Shard, stream};
 use ringserve_tests::{SOON, eventually};
 
 use crate::factories::Waits;

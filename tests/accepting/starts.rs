@@ -14,7 +14,8 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use ringserve::framing::LengthPrefix;
-use ringserve::{Cx, Error, Frame, LocalHandle, Server, Service};
+use ringserve::handle::LocalHandle;
+use ringserve::{Cx, Error, Frame, Server, Service};
 use ringserve_tests::Bounded;
 use ringserve_tests::{Client, Lab, On, Puppet, SOON, eventually, finish, no_time_limits, order};
 

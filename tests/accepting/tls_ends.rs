@@ -13,12 +13,11 @@ use ringserve::framing::Lines;
 use ringserve::http::hyper::body::Incoming;
 use ringserve::http::hyper::service::service_fn;
 use ringserve::http::hyper::{Request, Response};
+use ringserve::server::Driver;
 use ringserve::tls::Tls;
 use ringserve::tls::rustls::version::{TLS12, TLS13};
 use ringserve::tls::rustls::{AlertDescription, ClientConfig, Error};
-use ringserve::{
-    CloseReason, Cx, Driver, Frame, Limits, Server, ServerHandle, Service, Stream, http, stream,
-};
+use ringserve::{CloseReason, Cx, Frame, Limits, Server, ServerHandle, Service, Stream, http, stream};
 use ringserve_tests::SOON;
 use ringserve_tests::watch::closed_for;
 

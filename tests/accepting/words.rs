@@ -10,9 +10,11 @@ use ringserve::framing::{Fixed, TypedFraming};
 use ringserve::limits::ServerLimits;
 use ringserve::listen::{ProxyProtocol, endpoints, tcp};
 use ringserve::net::SocketOptions;
+use ringserve::server::MultiService;
+use ringserve::service::IntoService;
 use ringserve::tls::{Pem, Tls};
 use ringserve::websocket::{Message, Messages, WebSocket, WsCx, ws};
-use ringserve::{Error, IntoService, Limits, MultiService, Server, Shard, Stream, stream};
+use ringserve::{Error, Limits, Server, Shard, Stream, stream};
 use ringserve_tests::Puppet;
 
 const ANY: &str = "127.0.0.1:0";

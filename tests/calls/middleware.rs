@@ -11,9 +11,8 @@ use ringserve::framing::{FrameError, LengthPrefix};
 use ringserve::middleware::{
     CallEnd, CallObserver, Calls, ConcurrencyLimit, Observe, TimeLimit, TimeLimitError,
 };
-use ringserve::{
-    CloseCx, CloseReason, Cx, Frame, IntoService, OpenCx, Refusal, ServerHandle, Service, Shard,
-};
+use ringserve::service::{CloseCx, IntoService, OpenCx, Refusal};
+use ringserve::{CloseReason, Cx, Frame, ServerHandle, Service, Shard};
 use ringserve_tests::Bounds;
 use ringserve_tests::client::End;
 use ringserve_tests::{Client, On, SOON, eventually, no_time_limits, watch};

@@ -7,8 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ringserve::framing::LengthPrefix;
+use ringserve::server::Runtime;
+use ringserve::service::CloseCx;
 use ringserve::task::{JoinError, SpawnError};
-use ringserve::{CloseCx, CloseReason, Cx, Frame, Runtime, ServerHandle, Service};
+use ringserve::{CloseReason, Cx, Frame, ServerHandle, Service};
 use ringserve_tests::client::End;
 use ringserve_tests::{Client, On, SOON, eventually, finish, no_time_limits, watch};
 

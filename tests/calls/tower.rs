@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use ringserve::framing::LengthPrefix;
+use ringserve::handle::ConnId;
 use ringserve::middleware::{Calls, Observe};
 use ringserve::tower::{IntoReply, Request, Tower};
-use ringserve::{CloseReason, ConnId, Frame, ServerHandle};
+use ringserve::{CloseReason, Frame, ServerHandle};
 use ringserve_tests::client::End;
 use ringserve_tests::{Client, On, SOON, eventually, no_time_limits, watch};
 use tokio::sync::Semaphore;

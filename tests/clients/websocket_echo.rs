@@ -12,9 +12,10 @@ use hyper::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use ringserve::listen::{endpoints, tcp};
+use ringserve::server::Driver;
 use ringserve::tls::{Pem, Tls};
 use ringserve::websocket::{Deflate, Message, Messages, Socket, Upgrades, WebSocket, WebSocketOptions, WsCx};
-use ringserve::{Driver, Limits, Server, http, ws};
+use ringserve::{Limits, Server, http, ws};
 
 #[derive(Parser)]
 struct Args {

@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ringserve::framing::LengthPrefix;
+use ringserve::service::CloseCx;
 use ringserve::stats::Account;
-use ringserve::{CloseCx, CloseReason, Cx, Frame, Service};
+use ringserve::{CloseReason, Cx, Frame, Service};
 
 use ringserve_tests::client::{End, frame, frames};
 use ringserve_tests::{Client, Lab, On, SOON, eventually, no_time_limits, order, pattern, watch};

@@ -21,7 +21,7 @@ mod reaching;
 mod serving;
 mod stopping;
 
-use ringserve::Driver;
+use ringserve::server::Driver;
 use ringserve_tests::{Kernel, On, on_epoll};
 
 const IO_URING: On = On { driver: Driver::IoUring, kernel: Kernel::Real };

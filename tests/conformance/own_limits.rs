@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use ringserve::framing::LengthPrefix;
 use ringserve::limits::{ConnLimits, IdleActivity};
-use ringserve::{CloseReason, Cx, Frame, OpenCx, Refusal, ServerHandle, Service};
+use ringserve::service::{OpenCx, Refusal};
+use ringserve::{CloseReason, Cx, Frame, ServerHandle, Service};
 
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::{Bounds, Client, Net, On, no_time_limits, watch};

@@ -4,8 +4,9 @@ use std::thread;
 use std::time::Instant;
 
 use ringserve::framing::LengthPrefix;
+use ringserve::handle::PushError;
 use ringserve::sync::Mesh;
-use ringserve::{CloseReason, ConnHandle, PushError};
+use ringserve::{CloseReason, ConnHandle};
 
 use ringserve_tests::Bounds;
 use ringserve_tests::client::End;

@@ -12,7 +12,9 @@ use std::sync::{Arc, Mutex};
 
 use self::custom_framing::Http2Frames;
 use ringserve::framing::{ByteOrder, Delimiter, Fixed, FrameError, Framing, LengthPrefix, Lines, Raw};
-use ringserve::{CloseCx, CloseReason, Cx, Driver, Frame, Server, ServerHandle, Service};
+use ringserve::server::Driver;
+use ringserve::service::CloseCx;
+use ringserve::{CloseReason, Cx, Frame, Server, ServerHandle, Service};
 use ringserve_tests::client::End;
 use ringserve_tests::{Bounded, Bounds};
 use ringserve_tests::{Client, SOON, eventually, no_time_limits, on_epoll};

@@ -5,8 +5,9 @@
 
 use std::io::{Read, Write};
 
+use ringserve::Server;
 use ringserve::framing::{Framing, LengthPrefix, Lines, Raw};
-use ringserve::{Runtime, Server};
+use ringserve::server::Runtime;
 use ringserve_tests::{Client, Lab, On, alone, no_time_limits, order};
 use stats_alloc::Region;
 

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use ringserve::framing::LengthPrefix;
-use ringserve::{CloseReason, Cx, Frame, OpenCx, Refusal, Service};
+use ringserve::service::{OpenCx, Refusal};
+use ringserve::{CloseReason, Cx, Frame, Service};
 use ringserve_tests::Bounds;
 use ringserve_tests::brake::{Brake, brake};
 use ringserve_tests::client::frame;

@@ -11,7 +11,7 @@ use std::fs;
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ringserve::Driver;
+use ringserve::server::Driver;
 use ringserve_tests::client::{End, frame, frames};
 use ringserve_tests::{Lab, On, no_time_limits, order, pattern};
 use rustix::io::Errno;

@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use ringserve::factory::from_future;
 use ringserve::framing::LengthPrefix;
-use ringserve::from_future;
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::{Client, On, Puppet, SOON, eventually, no_time_limits, order};

@@ -18,9 +18,10 @@ use std::time::{Duration, Instant};
 
 use ringserve::framing::Lines;
 use ringserve::limits::StallOptions;
+use ringserve::server::{Driver, Runtime};
 use ringserve::stats::StalledWork;
 use ringserve::sync::Mesh;
-use ringserve::{Driver, Limits, Runtime, Server};
+use ringserve::{Limits, Server};
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::{SOON, alone, eventually, on_epoll};
 use rustix::process::{Signal, setpriority_process, setsid};

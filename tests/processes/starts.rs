@@ -3,9 +3,10 @@
 use std::future::pending;
 use std::time::Duration;
 
+use ringserve::factory::from_future;
 use ringserve::framing::LengthPrefix;
 use ringserve::limits::ServerLimits;
-use ringserve::{Runtime, from_future};
+use ringserve::server::Runtime;
 use ringserve_tests::child::{Process, is_child};
 use ringserve_tests::{On, Puppet, SOON, eventually, no_time_limits};
 use rustix::process::Signal;

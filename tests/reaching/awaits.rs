@@ -6,7 +6,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use ringserve::{CloseReason, ConnHandle, PushError};
+use ringserve::handle::PushError;
+use ringserve::{CloseReason, ConnHandle};
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::{Client, Lab, SOON, no_time_limits, order, pattern};
 

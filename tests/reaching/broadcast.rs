@@ -5,7 +5,9 @@ use std::cell::RefCell;
 use std::convert::Infallible;
 
 use ringserve::framing::LengthPrefix;
-use ringserve::{Cx, Frame, LocalHandle, OpenCx, Refusal, Service};
+use ringserve::handle::LocalHandle;
+use ringserve::service::{OpenCx, Refusal};
+use ringserve::{Cx, Frame, Service};
 use ringserve_tests::{Client, On, SOON, eventually, finish, no_time_limits, on_epoll};
 
 /// The size of a shard's submission queue.

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::Instant;
 
-use ringserve::{CloseReason, ConnHandle, PushError};
+use ringserve::handle::PushError;
+use ringserve::{CloseReason, ConnHandle};
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::{Client, EndOf, Lab, Random, SOON, eventually, no_time_limits, order, pattern};
 

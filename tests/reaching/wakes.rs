@@ -7,9 +7,10 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use ringserve::framing::LengthPrefix;
+use ringserve::service::CloseCx;
 use ringserve::stats::ServerStats;
 use ringserve::sync::Mesh;
-use ringserve::{CloseCx, Cx, Frame, Server, ServerHandle, Service};
+use ringserve::{Cx, Frame, Server, ServerHandle, Service};
 use ringserve_tests::Bounded;
 use ringserve_tests::client::{End, frame};
 use ringserve_tests::puppet::Gate;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use ringserve::framing::{Framing, LengthPrefix, Raw};
+use ringserve::server::Driver;
 use ringserve::stats::{AcceptQueueStats, ServerStats};
-use ringserve::{CloseReason, Driver, Server, ServerHandle};
+use ringserve::{CloseReason, Server, ServerHandle};
 use ringserve_simkernel::Network;
 
 use crate::{Bounded, Bounds};

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use ringserve::admission::{Admission, RefusedBy};
 use ringserve::framing::Lines;
-use ringserve::{Cx, Driver, Error, Frame, Limits, OpenCx, Refusal, Server, ServerHandle, Service};
+use ringserve::server::Driver;
+use ringserve::service::{OpenCx, Refusal};
+use ringserve::{Cx, Error, Frame, Limits, Server, ServerHandle, Service};
 use socket2::{Domain, Socket, Type};
 
 use crate::{SOON, eventually, on_epoll};

@@ -6,7 +6,9 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use ringserve::framing::{Framing, Raw};
-use ringserve::{Error, IntoService, MultiService, Peer, Server, ServerHandle, Shard};
+use ringserve::server::MultiService;
+use ringserve::service::IntoService;
+use ringserve::{Error, Peer, Server, ServerHandle, Shard};
 use ringserve_drivers::{Uring, UringConfig};
 use ringserve_server::internals::{Drivers, start_on, start_several_on};
 use ringserve_simkernel::{BlockingStream as MemoryStream, Network, SimKernel as MemoryKernel};

@@ -13,9 +13,9 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use ringserve::framing::FrameError;
-use ringserve::{
-    CloseCx, CloseReason, ConnHandle, Cx, Failure, Frame, LocalHandle, OpenCx, PushError, Refusal, Service,
-};
+use ringserve::handle::{LocalHandle, PushError};
+use ringserve::service::{CloseCx, Failure, OpenCx, Refusal};
+use ringserve::{CloseReason, ConnHandle, Cx, Frame, Service};
 
 use crate::order::Order;
 

@@ -6,8 +6,9 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use ringserve::limits::ServerLimits;
+use ringserve::server::Driver;
 use ringserve::task::BlockingError;
-use ringserve::{Driver, Stream, stream};
+use ringserve::{Stream, stream};
 use ringserve_tests::{Client, On, SOON, no_time_limits, watch};
 
 #[test]

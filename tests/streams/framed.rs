@@ -6,7 +6,8 @@ use std::io;
 use std::net::SocketAddr;
 
 use ringserve::framing::LengthPrefix;
-use ringserve::{Cx, Driver, Frame, Runtime, Service, Stream, stream};
+use ringserve::server::{Driver, Runtime};
+use ringserve::{Cx, Frame, Service, Stream, stream};
 use ringserve_tests::client::End;
 use ringserve_tests::{Client, On, no_time_limits, on_epoll, pattern, watch};
 

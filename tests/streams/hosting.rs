@@ -16,9 +16,8 @@ use std::time::{Duration, Instant};
 use self::echo::Echo;
 use ringserve::framing::{LengthPrefix, Lines};
 use ringserve::net::copy_bidirectional;
-use ringserve::{
-    CloseReason, Cx, Driver, Frame, Runtime, Server, ServerHandle, Service, Shard, Stream, stream,
-};
+use ringserve::server::{Driver, Runtime};
+use ringserve::{CloseReason, Cx, Frame, Server, ServerHandle, Service, Shard, Stream, stream};
 use ringserve_tests::Bounds;
 use ringserve_tests::client::End;
 use ringserve_tests::{Client, On, SOON, eventually, no_time_limits, pattern, watch};

@@ -13,7 +13,8 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
-use ringserve::{CloseReason, Stream, StreamHandle};
+use ringserve::handle::StreamHandle;
+use ringserve::{CloseReason, Stream};
 use ringserve_tests::client::End;
 use ringserve_tests::{Client, SOON, Streams, eventually, no_time_limits, pattern};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

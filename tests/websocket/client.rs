@@ -3,7 +3,8 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
-use ringserve::{Driver, Server, ServerHandle};
+use ringserve::server::Driver;
+use ringserve::{Server, ServerHandle};
 use ringserve_tests::{SOON, on_epoll};
 use ringserve_websocket::frame::{DecodeOutcome, Header, Opcode, put_masked};
 use tungstenite::client::IntoClientRequest;

@@ -8,9 +8,11 @@ use std::rc::Rc;
 
 use bytes::BufMut;
 use ringserve::framing::Lines;
+use ringserve::handle::LocalHandle;
 use ringserve::listen::{endpoints, tcp};
+use ringserve::service::{CloseCx, OpenCx, Refusal};
 use ringserve::websocket::{TextLines, close};
-use ringserve::{CloseCx, Cx, Error, Frame, Limits, LocalHandle, OpenCx, Refusal, Server, Service, Shard};
+use ringserve::{Cx, Error, Frame, Limits, Server, Service, Shard};
 use ringserve_websocket::frame::Opcode;
 
 use crate::client::{ByHand, any_port, drivers, shut_down, tcp_to};

@@ -7,8 +7,9 @@ use std::thread;
 
 use ringserve::framing::Lines;
 use ringserve::listen::{endpoints, tcp};
+use ringserve::service::{CloseCx, OpenCx, Refusal};
 use ringserve::websocket::{Message, Messages, Outgoing, WebSocket, WsCx, WsHandle, WsLocalHandle, close};
-use ringserve::{CloseCx, Cx, Error, Frame, Limits, OpenCx, Refusal, Server, Service, Shard, ws};
+use ringserve::{Cx, Error, Frame, Limits, Server, Service, Shard, ws};
 use ringserve_websocket::frame::Opcode;
 
 use crate::client::{ByHand, any_port, connect, drivers, frame, server, shut_down, unbounded};
@@ -76,7 +77,7 @@ impl WebSocket for Room {
     }
 }
 
-fn rooms(_shard: &Shard) -> impl ringserve::IntoService<Messages> + use<> {
+fn rooms(_shard: &Shard) -> impl ringserve::service::IntoService<Messages> + use<> {
     ws(Room::default())
 }
 

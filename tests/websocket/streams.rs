@@ -6,8 +6,9 @@ use std::net::TcpStream;
 
 use ringserve::framing::Lines;
 use ringserve::listen::{ProxyProtocol, endpoints, tcp};
+use ringserve::service::{OpenCx, Refusal};
 use ringserve::websocket::{Accept, Reject, WebSocketOptions};
-use ringserve::{CloseReason, Cx, Frame, Limits, OpenCx, Refusal, Server, Service, Stream, stream};
+use ringserve::{CloseReason, Cx, Frame, Limits, Server, Service, Stream, stream};
 use ringserve_tests::watch::closed_for;
 use ringserve_websocket::frame::Opcode;
 use tungstenite::Message;

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use ringserve::Driver;
 use ringserve::doctor::Workload;
+use ringserve::server::Driver;
 
 use crate::admission::AdmissionOptions;
 use crate::client::Place;

@@ -93,7 +93,7 @@ impl OpenCx<'_> {
     /// The facts of the connection's handshake; `None` without TLS.
     ///
     /// ```
-    /// use ringserve::{Cx, Frame, OpenCx, Refusal, Service};
+    /// use ringserve::{Cx, Frame, Service, service::{OpenCx, Refusal}};
     ///
     /// struct Billing;
     ///

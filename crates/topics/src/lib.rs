@@ -33,7 +33,7 @@
 //!
 //! use ringserve::framing::Lines;
 //! use ringserve::topics::{self, FormId, History, Since, ShardTopics, Slow, SubscribeError, Subscriber, TopicOptions, Topics};
-//! use ringserve::{Cx, Frame, OpenCx, Refusal, Server, Service, Session};
+//! use ringserve::{Cx, Frame, Server, Service, service::{OpenCx, Refusal, Session}};
 //!
 //! struct News { topics: ShardTopics, form: FormId }
 //!

@@ -18,7 +18,7 @@
 //! use ringserve::framing::Lines;
 //! use ringserve::sync::Mesh;
 //! use ringserve::topics::listeners::{Listeners, LocalSubscriber};
-//! use ringserve::{Cx, Frame, OpenCx, Refusal, Server, Service, Session};
+//! use ringserve::{Cx, Frame, Server, Service, service::{OpenCx, Refusal, Session}};
 //!
 //! struct News { topics: Listeners<String>, published: Mesh<(String, String)> }
 //!

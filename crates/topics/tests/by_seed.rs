@@ -8,11 +8,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ringserve::framing::Lines;
+use ringserve::service::{OpenCx, Refusal, Session};
 use ringserve::testing::{Faults, Sim, SimServer};
 use ringserve::topics::{
     self, Cursor, FormId, History, ShardTopics, Since, Slow, Subscriber, TopicOptions, Topics,
 };
-use ringserve::{Cx, Frame, Limits, OpenCx, Refusal, Server, Service, Session};
+use ringserve::{Cx, Frame, Limits, Server, Service};
 
 const SECOND: Duration = Duration::from_secs(1);
 

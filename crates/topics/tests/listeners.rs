@@ -6,10 +6,11 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use ringserve::framing::Lines;
+use ringserve::service::{OpenCx, Refusal, Session};
 use ringserve::sync::Mesh;
 use ringserve::testing::{Faults, Sim, SimServer};
 use ringserve::topics::listeners::{Listeners, LocalSubscriber};
-use ringserve::{Cx, Frame, OpenCx, Refusal, Server, Service, Session};
+use ringserve::{Cx, Frame, Server, Service};
 
 const SECOND: Duration = Duration::from_secs(1);
 const WAITING_BYTES_MAX: usize = 1 << 20;

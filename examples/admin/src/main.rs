@@ -41,7 +41,8 @@ use ringserve::metrics::prometheus_client::collector::Collector;
 use ringserve::metrics::prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use ringserve::metrics::prometheus_client::metrics::gauge::ConstGauge;
 use ringserve::metrics::{Counter, Counters, Figures};
-use ringserve::{Cx, Driver, Frame, Server, Service};
+use ringserve::server::Driver;
+use ringserve::{Cx, Frame, Server, Service};
 
 /// Lines that are sent back, and an admin endpoint. If RINGSERVE_ADMIN_TOKEN is set, requests there
 /// must have that token, or, only to read, that of RINGSERVE_ADMIN_READ_TOKEN.

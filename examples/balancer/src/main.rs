@@ -27,8 +27,9 @@ use ringserve::limits::ServerLimits;
 use ringserve::listen::{ProxyProtocol, tcp};
 use ringserve::log::LogOptions;
 use ringserve::net::SocketOptions;
+use ringserve::server::MultiService;
 use ringserve::tls::{Pem, Tls};
-use ringserve::{Limits, MultiService, Server, Stream, stream};
+use ringserve::{Limits, Server, Stream, stream};
 
 use crate::balancer::Balancer;
 

@@ -16,8 +16,9 @@ use ringserve::http::hyper::{Method, Request, Response, body::Incoming};
 use ringserve::http::hyper::{http::Error, http::uri::Authority, service::service_fn};
 use ringserve::http::{Http, HttpOptions};
 use ringserve::limits::LimitError;
+use ringserve::service::IntoService;
 use ringserve::upstream::{BackendStats, Health, Upstream};
-use ringserve::{IntoService, Peer, Shard, Stream, stream};
+use ringserve::{Peer, Shard, Stream, stream};
 use serde_json::{Value, json};
 use tracing::info;
 

@@ -17,7 +17,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::{convert::Infallible, net::SocketAddr, rc::Rc, sync::Arc, time::Duration};
 
 use clap::Parser;
-use ringserve::framing::Lines;
+use ringserve::framing::{Lines, SharedPayload};
+use ringserve::handle::{ConnId, LocalHandle, PushError};
 use ringserve::http::hyper::{Response, http::Error, service::service_fn};
 use ringserve::listen::tcp;
 use ringserve::log::LogOptions;
@@ -25,10 +26,12 @@ use ringserve::metrics::Metrics;
 use ringserve::metrics::prometheus_client::encoding::text::encode;
 use ringserve::metrics::prometheus_client::metrics::{counter::ConstCounter, gauge::ConstGauge};
 use ringserve::metrics::prometheus_client::registry::Registry;
+use ringserve::server::MultiService;
+use ringserve::service::{CloseCx, OpenCx, Refusal, Session};
 use ringserve::sync::{AskAll, Mesh};
 use ringserve::websocket::TextLines;
-use ringserve::{CloseCx, ConnId, Cx, Frame, Limits, LocalHandle, OpenCx, PushError, Refusal, Server};
-use ringserve::{MultiService, ServerControl, Service, Session, Shard, SharedPayload, http};
+use ringserve::{Cx, Frame, Limits, Server};
+use ringserve::{ServerControl, Service, Shard, http};
 
 /// A chat server.
 #[derive(Parser)]

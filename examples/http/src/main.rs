@@ -21,7 +21,8 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use ringserve::http::HttpOptions;
 use ringserve::log::LogOptions;
-use ringserve::{Driver, Server, http};
+use ringserve::server::Driver;
+use ringserve::{Server, http};
 
 /// An HTTP server: GET and HEAD of /, /json, and /bytes/N for N bytes; POST /echo, and /upload or
 /// /length to count bytes.

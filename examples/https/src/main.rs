@@ -20,8 +20,9 @@ use ringserve::http::hyper::header::CONTENT_LENGTH;
 use ringserve::http::hyper::service::service_fn;
 use ringserve::http::hyper::{Error as HttpError, Method, Request, Response, StatusCode};
 use ringserve::log::LogOptions;
+use ringserve::server::Driver;
 use ringserve::tls::{Pem, Tls};
-use ringserve::{Driver, Server, http};
+use ringserve::{Server, http};
 
 /// An HTTPS server: GET and HEAD of / say which protocol was spoken, and of /bytes/N send N bytes;
 /// PUT or POST /length counts bytes.

@@ -40,7 +40,9 @@ use ringserve::limits::ServerLimits;
 use ringserve::log::LogOptions;
 use ringserve::resp::Resp;
 use ringserve::scatter::Questions;
-use ringserve::{Driver, Limits, Server, Shard, WithHeads, with_heads};
+use ringserve::server::Driver;
+use ringserve::service::{WithHeads, with_heads};
+use ringserve::{Limits, Server, Shard};
 
 use crate::service::{Kv, Node, Walks};
 use crate::store::Keyer;

@@ -11,10 +11,11 @@ use std::time::Duration;
 use ringserve::framing::{FrameError, FrameFields};
 use ringserve::resp::{MergedReply, Request, Version, Writer, unknown_command};
 use ringserve::scatter::{QuestionHandler, Questions, Remainder, Replies, Scatter};
+use ringserve::service::{OpenCx, Refusal};
 use ringserve::sync::{AskError, Mesh};
 use ringserve::task::yield_now;
 use ringserve::topics::listeners::Listeners;
-use ringserve::{Cx, Frame, OpenCx, Refusal, Service, Shard};
+use ringserve::{Cx, Frame, Service, Shard};
 
 use crate::client::{Client, Rooms, Topics};
 use crate::commands::{self, Command, Run, To};
@@ -161,7 +162,7 @@ pub struct Session {
     replies: Replies<Node>,
 }
 
-impl ringserve::Session for Session {}
+impl ringserve::service::Session for Session {}
 
 /// The server on one shard.
 pub struct Kv {

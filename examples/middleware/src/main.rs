@@ -18,8 +18,10 @@ use clap::Parser;
 use ringserve::framing::{FrameError, Lines};
 use ringserve::log::LogOptions;
 use ringserve::middleware::{Calls, ConcurrencyLimit, Observe, TimeLimit};
+use ringserve::server::Driver;
+use ringserve::service::{CloseCx, Failure, OpenCx, Refusal, Session};
 use ringserve::tower::{Request, Tower};
-use ringserve::{CloseCx, Cx, Driver, Failure, Frame, OpenCx, Refusal, Server, Service, Session, Shard};
+use ringserve::{Cx, Frame, Server, Service, Shard};
 use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
 
 /// A server that waits as many milliseconds as a line names.

@@ -5,7 +5,8 @@ use std::{rc::Rc, sync::Arc};
 
 use ringserve::framing::{Fields, FrameError};
 use ringserve::limits::{ConnLimits, IdleActivity};
-use ringserve::{CloseCx, Cx, Failure, Frame, Service};
+use ringserve::service::{CloseCx, Failure};
+use ringserve::{Cx, Frame, Service};
 
 use crate::packet::{Connect, Goodbye, Publication, Read, Reader, Reason, TWO_BYTES, packet};
 use crate::sessions::{Answer, Node, job, subscription};

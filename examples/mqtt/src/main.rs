@@ -43,10 +43,11 @@ use std::{error::Error, net::SocketAddr, path::PathBuf, time::Duration};
 use clap::Parser;
 use ringserve::listen::{endpoints, tcp};
 use ringserve::log::LogOptions;
+use ringserve::server::{Driver, MultiService};
 use ringserve::sync::Mesh;
 use ringserve::tls::{Pem, Tls, TlsError};
 use ringserve::websocket::WebSocketOptions;
-use ringserve::{Driver, Limits, MultiService, Server};
+use ringserve::{Limits, Server};
 
 use crate::broker::Broker;
 use crate::packet::{PACKET_BYTES_MAX, PACKETS};

@@ -16,12 +16,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::{ops::Bound, rc::Rc, sync::Arc, time::Duration};
 
 use clap::Args;
+use ringserve::handle::PushError;
 use ringserve::limits::{Capacity, Reservation};
 use ringserve::sync::{Mesh, Notify, Reply, SendFuture};
 use ringserve::task::{JoinHandle, yield_now};
 use ringserve::time::Time;
 use ringserve::topics::{Filters, is_filter};
-use ringserve::{ConnHandle, PushError, Shard};
+use ringserve::{ConnHandle, Shard};
 
 use crate::packet::{Connect, DUP, EXPIRY_MAX, Goodbye, Publication, QOS_1, Read, Reason};
 

@@ -19,8 +19,11 @@ use std::time::Duration;
 
 use clap::Parser;
 use ringserve::framing::Lines;
+use ringserve::handle::{ConnId, LocalHandle};
 use ringserve::log::LogOptions;
-use ringserve::{CloseCx, ConnId, Cx, Driver, Frame, LocalHandle, OpenCx, Refusal, Server, Service, Shard};
+use ringserve::server::Driver;
+use ringserve::service::{CloseCx, OpenCx, Refusal};
+use ringserve::{Cx, Frame, Server, Service, Shard};
 use ringserve_nats::{Event, Nats, NatsError, NatsOptions};
 
 /// A chat over all servers that share a NATS.

@@ -21,8 +21,9 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::metrics::{PeriodicReader, SdkMeterProvider};
 use ringserve::framing::Lines;
 use ringserve::log::LogOptions;
+use ringserve::server::Driver;
 use ringserve::stats::ConnStats;
-use ringserve::{Cx, Driver, Frame, Server, ServerControl, Service};
+use ringserve::{Cx, Frame, Server, ServerControl, Service};
 
 /// A server of lines that gives its figures to a collector.
 #[derive(Parser)]

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use ringserve::Shard;
+use ringserve::handle::LocalHandle;
 use ringserve::sync::{Mesh, Notify};
 use ringserve::topics::{EntryView, Events, Form, FormId, Gap, Lines, ShardTopics, TopicOptions, Topics};
-use ringserve::{LocalHandle, Shard};
 
 use crate::token::Tokens;
 

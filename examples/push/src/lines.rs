@@ -8,8 +8,9 @@ use std::cell::RefCell;
 use std::convert::Infallible;
 use std::rc::Rc;
 
+use ringserve::service::{OpenCx, Refusal, Session};
 use ringserve::topics::{Since, Slow, Subscriber};
-use ringserve::{Cx, Frame, OpenCx, Refusal, Service, Session};
+use ringserve::{Cx, Frame, Service};
 use serde::de::IgnoredAny;
 
 use crate::hub::{Hub, Seat};

@@ -33,8 +33,9 @@ use ringserve::framing::Lines;
 use ringserve::http::hyper::service::service_fn;
 use ringserve::listen::tcp;
 use ringserve::log::LogOptions;
+use ringserve::server::{Driver, MultiService};
 use ringserve::topics::{History, TopicOptions};
-use ringserve::{Driver, Limits, MultiService, Server, Shard, http};
+use ringserve::{Limits, Server, Shard, http};
 
 use crate::hub::{Gateway, Hub};
 use crate::lines::Devices;

@@ -24,8 +24,9 @@ use clap::Parser;
 use ringserve::framing::Lines;
 use ringserve::listen::{Endpoint, endpoints, tcp};
 use ringserve::log::LogOptions;
+use ringserve::server::Driver;
 use ringserve::tls::{Clients, Pem, Tickets, Tls, TlsInfo};
-use ringserve::{Cx, Driver, Frame, Server, Service, Stream, stream};
+use ringserve::{Cx, Frame, Server, Service, Stream, stream};
 
 /// An echo server over TLS: a line comes back as it is, `who` is answered with the facts of the
 /// connection.

@@ -22,20 +22,21 @@ use std::time::Duration;
 use std::{env, fs};
 
 use clap::Parser;
+use ringserve::handle::ConnId;
 use ringserve::http::hyper::body::Incoming;
 use ringserve::http::hyper::service::service_fn;
 use ringserve::http::hyper::{Method, Request, Response, StatusCode};
 use ringserve::listen::{Endpoint, tcp};
 use ringserve::log::LogOptions;
+use ringserve::server::{Driver, MultiService};
+use ringserve::service::{CloseCx, OpenCx, Refusal, Session};
 use ringserve::sync::{AskAll, Mesh};
 use ringserve::tls::{Pem, Tls};
 use ringserve::topics::listeners::{Listeners, LocalSubscriber};
 use ringserve::websocket::{
     Accept, Message, Messages, Reject, Upgrade, WebSocket, WebSocketOptions, WsCx, close,
 };
-use ringserve::{
-    CloseCx, ConnId, Driver, Limits, MultiService, OpenCx, Refusal, Server, Session, Shard, http, ws,
-};
+use ringserve::{Limits, Server, Shard, http, ws};
 use serde::{Deserialize, Serialize};
 
 /// A chat server for browsers.

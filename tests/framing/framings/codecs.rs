@@ -9,7 +9,8 @@ use std::thread;
 use bytes_of::{Bytes, BytesMut};
 use ringserve::codec::{CodecCx, CodecError, CodecOpenCx, CodecService, Decoder, Encoder, WithCodec};
 use ringserve::framing::Raw;
-use ringserve::{CloseCx, CloseReason, ServerHandle};
+use ringserve::service::CloseCx;
+use ringserve::{CloseReason, ServerHandle};
 use tokio_util::bytes as bytes_of;
 use tokio_util::codec::{LengthDelimitedCodec, LinesCodec, LinesCodecError};
 
@@ -287,9 +288,9 @@ impl CodecService for Echo {
         LengthDelimitedCodec::builder().max_frame_length(600_000).new_codec()
     }
 
-    async fn open(&self, opening: &CodecOpenCx<'_, Self>) -> Result<(), ringserve::Refusal> {
+    async fn open(&self, opening: &CodecOpenCx<'_, Self>) -> Result<(), ringserve::service::Refusal> {
         let greeted = opening.reply(Bytes::from_static(b"hello"));
-        greeted.map_err(|error| ringserve::Refusal::new(error.to_string()))
+        greeted.map_err(|error| ringserve::service::Refusal::new(error.to_string()))
     }
 
     async fn call(&self, cx: &CodecCx<'_, Self>, frame: BytesMut) -> Result<(), std::io::Error> {

@@ -6,11 +6,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::mpsc;
 use std::thread;
 
+use ringserve::Server;
 use ringserve::admin::Admin;
 use ringserve::admin::report::Phase;
+use ringserve::factory::from_future;
 use ringserve::framing::LengthPrefix;
 use ringserve::net::Address;
-use ringserve::{Server, from_future};
 use ringserve_tests::{Client, On, Puppet, SOON, Shared, eventually, no_time_limits, watch};
 
 use super::{Answer, endpoint, get, lab, refused};

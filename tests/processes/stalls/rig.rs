@@ -12,9 +12,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringserve::framing::Lines;
+use ringserve::server::Driver;
+use ringserve::service::{CloseCx, OpenCx, Refusal};
 use ringserve::stats::{Stall, StallCause, StalledWork};
 use ringserve::sync::Mesh;
-use ringserve::{CloseCx, Cx, Driver, Frame, OpenCx, Refusal, Server, ServerHandle, Service, Shard};
+use ringserve::{Cx, Frame, Server, ServerHandle, Service, Shard};
 use ringserve_tests::{SOON, eventually};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};

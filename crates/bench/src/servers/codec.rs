@@ -4,9 +4,9 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 
-use ringserve::Driver;
 use ringserve::codec::{CodecCx, CodecService, WithCodec};
 use ringserve::framing::Raw;
+use ringserve::server::Driver;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_util::bytes::BytesMut;

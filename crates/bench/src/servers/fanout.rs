@@ -8,7 +8,9 @@ use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
 
 use ringserve::framing::Lines;
-use ringserve::{Cx, Driver, Frame, LocalHandle, Server, Service};
+use ringserve::handle::LocalHandle;
+use ringserve::server::Driver;
+use ringserve::{Cx, Frame, Server, Service};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::broadcast::{self, Receiver, Sender, error::RecvError};

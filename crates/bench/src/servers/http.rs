@@ -11,7 +11,8 @@ use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use ringserve::net::SocketOptions;
-use ringserve::{Driver, Server, http};
+use ringserve::server::Driver;
+use ringserve::{Server, http};
 
 use super::product::{has_a_cpu_each, wait};
 

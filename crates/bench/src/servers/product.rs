@@ -13,7 +13,8 @@ use ringserve::limits::ServerLimits;
 #[cfg(feature = "admin")]
 use ringserve::net::Address;
 use ringserve::net::SocketOptions;
-use ringserve::{Cx, Driver, Frame, Limits, Runtime, Server, ServerHandle, Service, Shard, Stream};
+use ringserve::server::{Driver, Runtime};
+use ringserve::{Cx, Frame, Limits, Server, ServerHandle, Service, Shard, Stream};
 use rustix::process::{Resource, getrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

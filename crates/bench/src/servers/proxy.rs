@@ -5,7 +5,8 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 
 use ringserve::net::copy_bidirectional;
-use ringserve::{Driver, Server, Stream, stream};
+use ringserve::server::Driver;
+use ringserve::{Server, Stream, stream};
 use rustix::thread::sched_getcpu;
 use tokio::net::TcpStream;
 

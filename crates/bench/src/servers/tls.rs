@@ -4,9 +4,10 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::OnceLock;
 
+use ringserve::Server;
 use ringserve::framing::Raw;
+use ringserve::server::Driver;
 use ringserve::tls::{Tls, TlsListener};
-use ringserve::{Driver, Server};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;

@@ -4,8 +4,9 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 
+use ringserve::server::Driver;
 use ringserve::websocket::{Message, Messages, WebSocket, WebSocketOptions, WsCx};
-use ringserve::{Driver, Server, ws};
+use ringserve::{Server, ws};
 
 use super::product::{limits, server_limits, sockets, wait};
 use crate::websocket::MESSAGE_BYTES_MAX;

@@ -223,7 +223,7 @@ pub struct ServerLimits {
     /// included. Above it the start fails with an error that names the service and the shard. 17 ms
     /// to a year. Off by default: a log line names both after 10 s.
     ///
-    /// [`from_future`]: https://docs.rs/ringserve/latest/ringserve/fn.from_future.html
+    /// [`from_future`]: https://docs.rs/ringserve/latest/ringserve/factory/fn.from_future.html
     pub start_timeout: Option<Duration>,
     /// Time that connections have to finish when the server shuts down; the rest is reset. Default
     /// 25 s: Kubernetes kills after 30 s, which leaves 5 s for connections that do not even end by

@@ -93,7 +93,7 @@ impl ConnLimits {
     /// use std::time::Duration;
     ///
     /// use ringserve::limits::ConnLimits;
-    /// use ringserve::{Cx, Frame, OpenCx, Refusal, Service};
+    /// use ringserve::{Cx, Frame, Service, service::{OpenCx, Refusal}};
     ///
     /// struct Gate;
     ///

@@ -4,7 +4,7 @@ use std::net::SocketAddrV4;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use ringserve::Driver;
+use ringserve::server::Driver;
 
 use super::causes::Cause;
 use super::overload::rows::Row;

@@ -12,7 +12,8 @@ use ringserve::admin::Admin;
 use ringserve::framing::Lines;
 use ringserve::limits::ServerLimits;
 use ringserve::net::SocketOptions;
-use ringserve::{Cx, Driver, Frame, Limits, Server, Service};
+use ringserve::server::Driver;
+use ringserve::{Cx, Frame, Limits, Server, Service};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use super::causes::Cause;

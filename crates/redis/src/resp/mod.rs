@@ -20,7 +20,7 @@
 //! use std::convert::Infallible;
 //!
 //! use ringserve::resp::{Request, Resp, Version, Writer};
-//! use ringserve::{Cx, Frame, Limits, Server, Service, with_heads};
+//! use ringserve::{Cx, Frame, Limits, Server, Service, service::with_heads};
 //!
 //! /// ECHO and PING.
 //! struct Echo;

@@ -58,7 +58,7 @@ pub const SECONDS: [f64; 13] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.
 /// use ringserve::admin::Admin;
 /// use ringserve::framing::Lines;
 /// use ringserve::metrics::{Counter, Figures, Gauge};
-/// use ringserve::{CloseCx, Cx, Frame, OpenCx, Refusal, Server, Service};
+/// use ringserve::{Cx, Frame, Server, Service, service::{CloseCx, OpenCx, Refusal}};
 ///
 /// struct News {
 ///     published: Counter,

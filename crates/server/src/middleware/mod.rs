@@ -46,7 +46,8 @@
 //! ```
 //! use std::cell::Cell;
 //!
-//! use ringserve::{CloseCx, Cx, Failure, Frame, OpenCx, Refusal, Service, Session, framing::FrameError};
+//! use ringserve::service::{CloseCx, Failure, OpenCx, Refusal, Session};
+//! use ringserve::{Cx, Frame, Service, framing::FrameError};
 //!
 //! /// Answers `calls_max` calls of each connection, refuses the next one, and closes.
 //! struct Allowance<S> {

@@ -151,7 +151,7 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
     ///
     /// ```
     /// use ringserve::testing::TestConn;
-    /// use ringserve::{Cx, Frame, Service, with_heads};
+    /// use ringserve::{Cx, Frame, Service, service::with_heads};
     ///
     /// struct Repeat;
     ///

@@ -25,7 +25,7 @@ mod storm;
 
 use std::time::Duration;
 
-use ringserve::Driver;
+use ringserve::server::Driver;
 
 use crate::client::Failure;
 use crate::drill::options::OverloadOptions;

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-use ringserve::Driver;
+use ringserve::server::Driver;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::rows::Row;

@@ -12,7 +12,8 @@ use ringserve::admission::Admission;
 use ringserve::framing::Lines;
 use ringserve::limits::ServerLimits;
 use ringserve::overload::{Load, Shed};
-use ringserve::{CloseReason, Cx, Driver, Frame, Limits, Server, ServerHandle, Service};
+use ringserve::server::Driver;
+use ringserve::{CloseReason, Cx, Frame, Limits, Server, ServerHandle, Service};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 

@@ -338,7 +338,7 @@ impl Shard {
     /// ```
     /// use std::cell::RefCell;
     /// use std::rc::Rc;
-    /// use ringserve::{LocalHandle, Shard, SharedPayload, task::Pages};
+    /// use ringserve::{Shard, framing::SharedPayload, handle::LocalHandle, task::Pages};
     ///
     /// /// Says goodbye to any number of connections.
     /// fn farewell(shard: &Shard, all: Rc<RefCell<Vec<LocalHandle>>>) -> Pages {
@@ -467,7 +467,8 @@ impl Shard {
     /// not there.
     ///
     /// ```no_run
-    /// # use ringserve::{Cx, Frame, Server, Service, Shard, framing::Lines, from_future, sync::Mesh};
+    /// # use ringserve::factory::from_future;
+    /// # use ringserve::{Cx, Frame, Server, Service, Shard, framing::Lines, sync::Mesh};
     /// # struct Store;
     /// # impl Service for Store {
     /// #     type Session = ();

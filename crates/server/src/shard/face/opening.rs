@@ -12,7 +12,7 @@ use super::handle::Shard;
 /// because it is made from the peer, implements this trait, and `open` makes it:
 ///
 /// ```
-/// use ringserve::{Cx, Frame, OpenCx, Refusal, Service, Session};
+/// use ringserve::{Cx, Frame, Service, service::{OpenCx, Refusal, Session}};
 ///
 /// /// A peer that may speak.
 /// struct Member {

@@ -229,7 +229,7 @@ impl<S: IntoService<F>, F: TypedFraming, E: Into<Box<dyn Error + Send + Sync>>> 
 ///
 /// ```
 /// use ringserve::framing::{Cut, EncodeError, FrameError, Outbox, Payload, TypedFraming};
-/// use ringserve::{Cx, Frame, Server, Service, with_heads};
+/// use ringserve::{Cx, Frame, Server, Service, service::with_heads};
 ///
 /// /// A byte that says what follows, one that counts it, then as many bytes.
 /// #[derive(Clone)]
@@ -344,7 +344,8 @@ impl<S, E> fmt::Debug for FactoryOutput<S, E> {
 /// return at once: a service, or a `Result` with one.
 ///
 /// ```no_run
-/// use ringserve::{Cx, Frame, Server, Service, Shard, Stream, framing::Lines, from_future};
+/// use ringserve::factory::from_future;
+/// use ringserve::{Cx, Frame, Server, Service, Shard, Stream, framing::Lines};
 ///
 /// struct Echo {
 ///     log: Stream,
