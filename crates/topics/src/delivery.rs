@@ -18,6 +18,10 @@ const QUANTUM: u32 = 32;
 /// Topics that one step of a sweep looks at.
 const SWEPT_IN_A_STEP: u32 = 16;
 
+/// Looks at an idle topic of a bridge that numbers before it is forgotten. What is kept of it is not
+/// lost, but clients that come back soon get it without asking the broker again.
+const NUMBERED_IDLE_LOOKS: u8 = 30;
+
 /// The result of a visit.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Visit {
@@ -142,11 +146,12 @@ impl State {
             }
             self.log_bytes = self.log_bytes + topic.log.bytes() - before;
             // Members may come back in a moment, and a shard without them has no use for the log.
-            if is_idle
-                && (topic.log.is_empty() || !topic.is_home)
-                && std::mem::replace(&mut topic.was_idle, true)
-            {
+            if !is_idle || !(topic.log.is_empty() || !topic.is_home || self.is_numbered) {
+                topic.idle_looks = 0;
+            } else if topic.idle_looks >= if self.is_numbered { NUMBERED_IDLE_LOOKS } else { 1 } {
                 self.forget(left);
+            } else {
+                topic.idle_looks += 1;
             }
         }
     }

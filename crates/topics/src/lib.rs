@@ -79,6 +79,7 @@
 #![deny(clippy::disallowed_methods)]
 #![deny(clippy::too_many_lines)]
 
+pub mod bridge;
 mod delivery;
 mod filters;
 mod form;

@@ -38,6 +38,16 @@ impl History {
         History { entries_max: entries.max(1), bytes_max: 1 << 20, age_max: None, is_kept: true }
     }
 
+    /// The messages of a topic that are kept at most.
+    pub fn entries(&self) -> usize {
+        self.entries_max
+    }
+
+    /// The longest time for which they are kept, if there is one.
+    pub fn age(&self) -> Option<Duration> {
+        self.age_max
+    }
+
     /// Keeps no message for longer than this; looked at once a second.
     pub fn within(self, age: Duration) -> History {
         History { age_max: Some(age), ..self }
@@ -52,7 +62,10 @@ impl History {
 
 /// The facts about an entry that a log needs.
 pub(crate) trait LogEntry {
+    /// Its number on this node, without holes.
     fn seq(&self) -> u64;
+    /// Its number in cursors, which a bridge may have given, with holes.
+    fn cursor_seq(&self) -> u64;
     fn bytes(&self) -> usize;
     fn at(&self) -> Time;
     fn key(&self) -> &[u8];
@@ -70,15 +83,18 @@ pub(crate) struct Log<E> {
     entries: VecDeque<Kept<E>>,
     /// The number that the next entry has.
     head: u64,
+    /// All entries that there were behind this number, of cursors, are there.
+    floor: u64,
     bytes: usize,
     /// The newest entry of each key.
     newest: HashMap<Box<[u8]>, u64>,
 }
 
 impl<E: LogEntry> Log<E> {
-    /// A log without an entry, whose next one has the number `head`.
-    pub(crate) fn new(history: History, head: u64) -> Log<E> {
-        Log { history, entries: VecDeque::new(), head, bytes: 0, newest: HashMap::new() }
+    /// A log without an entry, whose next one has the number `head`. Cursors before `floor` are of
+    /// entries that it does not have.
+    pub(crate) fn new(history: History, head: u64, floor: u64) -> Log<E> {
+        Log { history, entries: VecDeque::new(), head, floor, bytes: 0, newest: HashMap::new() }
     }
 
     pub(crate) fn history(&self) -> History {
@@ -95,6 +111,22 @@ impl<E: LogEntry> Log<E> {
         self.head - self.entries.len() as u64
     }
 
+    /// The number in cursors behind which no entry is missing.
+    pub(crate) fn floor(&self) -> u64 {
+        self.floor
+    }
+
+    /// Says that entries up to this number, of cursors, are missing.
+    pub(crate) fn raise_floor(&mut self, floor: u64) {
+        self.floor = floor;
+    }
+
+    /// The number of the first entry behind a cursor.
+    pub(crate) fn behind(&self, cursor_seq: u64) -> u64 {
+        let place = self.entries.partition_point(|kept| kept.entry.cursor_seq() <= cursor_seq);
+        self.first() + place as u64
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -108,7 +140,7 @@ impl<E: LogEntry> Log<E> {
     pub(crate) fn push(&mut self, entry: E) {
         if entry.seq() != self.head {
             self.clear();
-            self.head = entry.seq();
+            (self.head, self.floor) = (entry.seq(), entry.cursor_seq() - 1);
         }
         let seq = self.head;
         let before = match self.newest.get_mut(entry.key()) {
@@ -136,6 +168,7 @@ impl<E: LogEntry> Log<E> {
     pub(crate) fn pop(&mut self) {
         let Some(Kept { entry, is_superseded }) = self.entries.pop_front() else { return };
         self.bytes -= entry.bytes() + ENTRY_BYTES;
+        self.floor = entry.cursor_seq();
         if !is_superseded {
             self.newest.remove(entry.key());
         }
@@ -143,6 +176,9 @@ impl<E: LogEntry> Log<E> {
 
     /// Drops all entries. Their numbers are not given again.
     pub(crate) fn clear(&mut self) {
+        if let Some(last) = self.entries.back() {
+            self.floor = last.entry.cursor_seq();
+        }
         self.entries = VecDeque::new();
         self.newest = HashMap::new();
         self.bytes = 0;
@@ -184,6 +220,10 @@ mod tests {
             self.0
         }
 
+        fn cursor_seq(&self) -> u64 {
+            10 * self.0
+        }
+
         fn bytes(&self) -> usize {
             self.2
         }
@@ -207,21 +247,24 @@ mod tests {
 
     #[test]
     fn log_keeps_the_newest_within_its_bounds() {
-        let mut log = Log::new(History::last(3).bytes_max(3 * ENTRY_BYTES + 30), 7);
+        let mut log = Log::new(History::last(3).bytes_max(3 * ENTRY_BYTES + 30), 7, 60);
         assert_eq!((log.first(), log.head(), log.is_empty()), (7, 7, true));
         (7..11).for_each(|seq| log.push(Tested(seq, "", 10, at(0))));
         assert_eq!((numbers(&log), log.first(), log.head()), (vec![8, 9, 10], 8, 11));
+        assert_eq!((log.floor(), log.behind(70), log.behind(89), log.behind(100)), (70, 8, 9, 11));
         log.push(Tested(11, "", 11, at(0)));
         assert_eq!(numbers(&log), [10, 11], "bytes are a bound");
         log.push(Tested(12, "", 1 << 20, at(0)));
         assert_eq!((numbers(&log), log.bytes()), (vec![12], (1 << 20) + ENTRY_BYTES), "the newest stays");
         log.push(Tested(20, "", 10, at(0)));
-        assert_eq!((numbers(&log), log.first()), (vec![20], 20), "some are missing");
+        assert_eq!((numbers(&log), log.first(), log.floor()), (vec![20], 20, 199), "some are missing");
+        log.clear();
+        assert_eq!((log.floor(), log.behind(200)), (200, 21));
     }
 
     #[test]
     fn entries_go_when_they_are_too_old() {
-        let mut log = Log::new(History::last(10).within(Duration::from_secs(5)), 0);
+        let mut log = Log::new(History::last(10).within(Duration::from_secs(5)), 0, 0);
         (0..4).for_each(|seq| log.push(Tested(seq, "", 0, at(seq))));
         log.expire(at(5));
         assert_eq!(numbers(&log).len(), 4);
@@ -233,7 +276,7 @@ mod tests {
 
     #[test]
     fn later_entry_of_a_key_supersedes_the_one_before() {
-        let mut log = Log::new(History::last(4), 0);
+        let mut log = Log::new(History::last(4), 0, 0);
         for (seq, key) in ["a", "b", "a", "a", "c"].into_iter().enumerate() {
             log.push(Tested(seq as u64, key, 0, at(0)));
         }

@@ -95,6 +95,11 @@ impl Members {
         member.flags = member.flags & !LAGS | if lags { LAGS } else { 0 };
     }
 
+    /// All members have a report due.
+    pub(crate) fn owe_gap(&mut self) {
+        self.all.iter_mut().for_each(|member| member.set_owes_gap(true));
+    }
+
     /// There is something new: the pass visits each member from where it is.
     pub(crate) fn begin_pass(&mut self) {
         self.left = self.all.len();

@@ -1,6 +1,6 @@
 //! The topics of one shard.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -10,20 +10,27 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use ringserve_server::sync::AskError;
+use ringserve_server::sync::{AskError, Reply};
 use ringserve_server::task::Pages;
 use ringserve_server::time::Time;
 use ringserve_server::{LocalHandle, Shard};
 
+use crate::bridge::{BridgeNews, BridgedTopics, Home, Link, Numbered, message};
 use crate::form::Cursor;
 use crate::members::Member;
 use crate::options::{PublishError, Since, Slow, SubscribeError, TopicOptions};
 use crate::shared::{Answer, Letter, Shared};
 use crate::slab::Slab;
-use crate::topic::{Entry, Topic, TopicCounts};
+use crate::topic::{Entry, GapLetter, Topic, TopicCounts};
 
 /// The interval of looks at topics that are not used, and at messages that are too old.
 const SWEEP: Duration = Duration::from_secs(1);
+
+/// The time in which a bridge has to say what it knows of a topic.
+const JOIN_WITHIN: Duration = Duration::from_secs(5);
+
+/// The time in which a message has to come that a client got on another node.
+const CURSOR_WITHIN: Duration = Duration::from_secs(1);
 
 /// Numbers of `Slow` in the table of a shard: `Skip` is 0, and `Cut` has all from 3 on.
 pub(crate) const LATEST: u8 = 1;
@@ -72,6 +79,8 @@ pub(crate) struct State {
     evicted: u32,
     /// Topics of other homes that were forgotten, until those know.
     left: Vec<Arc<str>>,
+    /// A bridge gives messages their numbers.
+    pub(crate) is_numbered: bool,
     /// The counts of all topics that were forgotten.
     pub(crate) forgotten: TopicCounts,
     /// Subscriptions since this second began.
@@ -85,6 +94,8 @@ pub(crate) struct Node {
     pub(crate) shared: Arc<Shared>,
     pub(crate) state: RefCell<State>,
     pages: RefCell<Option<Pages>>,
+    /// The bridge at work, where this is its shard.
+    link: OnceCell<Rc<dyn Link>>,
 }
 
 /// Keeps a topic from being forgotten while a subscription to it begins.
@@ -116,6 +127,7 @@ impl Node {
             log_bytes: 0,
             evicted: 0,
             left: Vec::new(),
+            is_numbered: shared.is_numbered(),
             forgotten: TopicCounts::default(),
             joins: 0,
             joins_since: Time::ZERO,
@@ -125,6 +137,7 @@ impl Node {
             shared: shared.clone(),
             state: RefCell::new(state),
             pages: RefCell::new(None),
+            link: OnceCell::new(),
         });
         let paged = node.clone();
         let pages = shard.pages(move |page| {
@@ -136,6 +149,12 @@ impl Node {
         node.pages.replace(Some(pages));
         shard.spawn_named("room of members", node.clone().go_on_with_members());
         shard.spawn_named("sweep of topics", node.clone().sweep());
+        if let Some(bridge) = shared.bridge().filter(|_| shard.index() == 0) {
+            let home: Rc<dyn Home> = node.clone();
+            let (home, bridge_state) = (Rc::downgrade(&home), shared.bridge_state.clone());
+            let topics = BridgedTopics::new(home, bridge_state, shared.options.history);
+            let _ = node.link.set(bridge.start(shard, topics));
+        }
         node
     }
 
@@ -154,6 +173,10 @@ impl Node {
         let state = &mut *self.state.borrow_mut();
         let names = &state.names;
         state.left.retain(|name| {
+            if let Some(link) = self.link.get() {
+                link.leave(name);
+                return false;
+            }
             let is_back = names.contains_key(name);
             let letter = Letter::Leave { topic: name.clone() };
             // A home that is full gets it later.
@@ -190,6 +213,11 @@ impl Node {
                 state.sweep_left = state.topics.end();
                 self.ask_page();
             }
+            if let Some(link) = self.link.get() {
+                let counts =
+                    state.topics.iter().map(|topic| (&topic.name, topic.count.load(Ordering::Relaxed)));
+                counts.for_each(|(name, count)| link.set_count(name, count));
+            }
         }
     }
 
@@ -201,6 +229,9 @@ impl Node {
     /// Publishes on this shard.
     pub(crate) fn publish(&self, name: &str, key: &[u8], payload: Bytes) -> Result<(), PublishError> {
         self.shared.check(name, key, &payload)?;
+        if let Some(link) = self.link.get() {
+            return self.publish_bridged(&**link, name, key, payload);
+        }
         let state = &mut *self.state.borrow_mut();
         let known =
             state.names.get(name).copied().and_then(|number| Some((number, state.topics.get(number)?)));
@@ -223,6 +254,22 @@ impl Node {
         Ok(())
     }
 
+    /// Publishes on the shard of a bridge.
+    fn publish_bridged(
+        &self,
+        link: &dyn Link,
+        name: &str,
+        key: &[u8],
+        payload: Bytes,
+    ) -> Result<(), PublishError> {
+        link.publish(message(name, key, &payload))?;
+        if !self.shared.is_numbered() {
+            let state = &mut *self.state.borrow_mut();
+            self.published(state, name, key.into(), payload)?;
+        }
+        Ok(())
+    }
+
     fn take_in(&self, state: &mut State, number: u32, entry: Arc<Entry>) {
         let Some(topic) = state.topics.get_mut(number) else { return };
         let before = topic.log.bytes();
@@ -240,18 +287,58 @@ impl Node {
             return None;
         }
         let name: Arc<str> = name.into();
-        let epoch = (self.home_of(&name) == self.shard.index()).then(|| self.shard.random());
-        let number = state.topics.add(Topic::new(name.clone(), self.options().history, epoch));
+        let is_home = self.home_of(&name) == self.shard.index();
+        let epoch = (is_home && !state.is_numbered).then(|| self.shard.random());
+        let topic = Topic::new(name.clone(), self.options().history, is_home, epoch);
+        let number = state.topics.add(topic);
+        if let Some(link) = self.link.get() {
+            link.join(&name);
+        }
         state.names.insert(name, number);
         Some(number)
     }
 
     /// Carries out what another shard, or a thread, asks for.
-    pub(crate) fn handle(&self, from: Option<usize>, letter: Letter) -> Answer {
+    pub(crate) fn handle(&self, from: Option<usize>, letter: Letter, reply: Reply<Answer>) {
+        match (letter, self.link.get()) {
+            (Letter::PublishAcked { topic, key, payload }, Some(link)) if self.shared.is_numbered() => {
+                let acked = link.publish_acked(message(&topic, &key, &payload));
+                self.shard.spawn(async move { reply.answer(Answer::Published(acked.await)) });
+            }
+            (Letter::Count { topic, is_of_all_nodes: true }, Some(link)) => {
+                let counted = link.count(&topic);
+                let here = self.answer(from, Letter::Count { topic, is_of_all_nodes: false });
+                self.shard.spawn(async move {
+                    let others = counted.await.unwrap_or(0);
+                    reply.answer(if let Answer::Count(here) = here {
+                        Answer::Count(here + others)
+                    } else {
+                        here
+                    });
+                });
+            }
+            (letter, _) => reply.answer(self.answer(from, letter)),
+        }
+    }
+
+    fn answer(&self, from: Option<usize>, letter: Letter) -> Answer {
+        if let (Letter::Publish { topic, key, payload }, Some(link)) = (&letter, self.link.get()) {
+            let published = self.publish_bridged(&**link, topic, key, payload.clone());
+            return published.map_or(Answer::Full, |()| Answer::Done);
+        }
         let state = &mut *self.state.borrow_mut();
         let find = |state: &State, topic: &str| state.names.get(topic).copied();
         match letter {
-            Letter::Publish { topic, key, payload } => return self.published(state, &topic, key, payload),
+            Letter::Publish { topic, key, payload } => {
+                return self.published(state, &topic, key, payload).map_or(Answer::Full, |()| Answer::Done);
+            }
+            Letter::PublishAcked { topic, key, payload } => {
+                let forwarded = self.link.get().map(|link| link.publish(message(&topic, &key, &payload)));
+                let published = forwarded.unwrap_or(Ok(()));
+                return Answer::Published(
+                    published.and_then(|()| self.published(state, &topic, key, payload)),
+                );
+            }
             Letter::Join { topic } => {
                 return from.map_or(Answer::Full, |from| self.join_from(state, &topic, from));
             }
@@ -260,20 +347,27 @@ impl Node {
                     topic.shards.retain(|shard| Some(*shard) != from);
                 }
             }
-            Letter::Joined { topic, epoch, head, entries, count } => {
+            Letter::Joined { topic, known } => {
                 let found = find(state, &topic).and_then(|number| state.topics.get_mut(number));
                 if let Some(topic) = found.filter(|topic| !topic.is_joined) {
-                    topic.joined(epoch, head, entries, count);
+                    topic.joined(known);
                     state.log_bytes += topic.log.bytes();
                 }
             }
+            Letter::Gap { topic, gap } => {
+                if let Some(number) = find(state, &topic) {
+                    self.take_gap(state, number, gap);
+                }
+            }
             Letter::Entry { topic, entry } => {
-                let joined = |number: &u32| {
-                    let topic = state.topics.get(*number);
-                    topic.is_some_and(|topic| topic.is_joined && topic.epoch == entry.cursor.epoch)
-                };
-                if let Some(number) = find(state, &topic).filter(joined) {
-                    self.take_in(state, number, entry);
+                if let Some(number) = find(state, &topic) {
+                    let Cursor { epoch, seq } = entry.cursor;
+                    // The letter that said so may have found no room.
+                    self.take_gap(state, number, GapLetter { epoch, floor: seq - 1, gaps: entry.gaps });
+                    let topic = state.topics.get(number);
+                    if topic.is_some_and(|topic| topic.is_joined && topic.epoch == epoch) {
+                        self.take_in(state, number, entry);
+                    }
                 }
             }
             question => return answer(state, question),
@@ -281,17 +375,33 @@ impl Node {
         Answer::Done
     }
 
-    fn published(&self, state: &mut State, topic: &str, key: Box<[u8]>, payload: Bytes) -> Answer {
+    fn take_gap(&self, state: &mut State, number: u32, gap: GapLetter) {
+        let Some(topic) = state.topics.get_mut(number).filter(|topic| topic.is_joined) else { return };
+        let before = topic.log.bytes();
+        topic.gap(gap, &mut state.active, number);
+        state.log_bytes = state.log_bytes + topic.log.bytes() - before;
+        if topic.is_active {
+            self.ask_page();
+        }
+    }
+
+    fn published(
+        &self,
+        state: &mut State,
+        topic: &str,
+        key: Box<[u8]>,
+        payload: Bytes,
+    ) -> Result<(), PublishError> {
         let number = match state.names.get(topic) {
             Some(number) => *number,
-            None if !self.options().history.is_kept => return Answer::Done,
+            None if !self.options().history.is_kept => return Ok(()),
             None => match self.add_topic(state, topic) {
                 Some(number) => number,
-                None => return Answer::Full,
+                None => return Err(PublishError::Full),
             },
         };
         self.number(state, number, key, payload);
-        Answer::Done
+        Ok(())
     }
 
     /// Another shard has a member of a topic whose home this is.
@@ -302,14 +412,10 @@ impl Node {
         else {
             return Answer::Full;
         };
-        let letter = Letter::Joined {
-            topic: topic.name.clone(),
-            epoch: topic.epoch,
-            head: topic.log.head(),
-            entries: topic.log.iter().map(|stored| stored.entry.clone()).collect(),
-            count: topic.count.clone(),
-        };
-        if self.shared.send(from, letter).is_err() {
+        // Without a word of its bridge it knows nothing yet, and says it when it does.
+        let joined =
+            topic.is_joined.then(|| Letter::Joined { topic: topic.name.clone(), known: topic.known() });
+        if joined.is_some_and(|joined| self.shared.send(from, joined).is_err()) {
             return Answer::Full;
         }
         if !topic.shards.contains(&from) {
@@ -326,28 +432,52 @@ impl Node {
             let number = known.or_else(|| self.add_topic(state, name)).ok_or(SubscribeError::Full)?;
             if let Some(topic) = state.topics.get_mut(number) {
                 topic.pending += 1;
-                topic.was_idle = false;
+                topic.idle_looks = 0;
             }
             Pending { node: self, topic: number }
         };
         if self.is_joined(&pending) {
             return Ok(pending);
         }
-        match self.shared.ask(self.home_of(name), Letter::Join { topic: name.into() }).await {
-            Ok(Answer::Done) => {}
-            Ok(_) | Err(AskError::Full) => return Err(SubscribeError::Full),
-            Err(_) => return Err(SubscribeError::Gone),
+        if is_down(&self.shared) {
+            return Err(SubscribeError::Disconnected);
         }
-        // What the home sent before its answer may lie behind other letters.
+        if self.home_of(name) != self.shard.index() {
+            match self.shared.ask(self.home_of(name), Letter::Join { topic: name.into() }).await {
+                Ok(Answer::Done) => {}
+                Ok(_) | Err(AskError::Full) => return Err(SubscribeError::Full),
+                Err(_) => return Err(SubscribeError::Gone),
+            }
+        }
+        // What the home sent before its answer may lie behind other letters, and a bridge asks its
+        // broker first.
+        let joined = self.await_topic(&pending, |topic| topic.is_joined);
+        match self.shard.timeout(JOIN_WITHIN, joined).await {
+            Ok(()) => Ok(pending),
+            Err(_) => Err(SubscribeError::Disconnected),
+        }
+    }
+
+    /// Waits until a topic is as it should be, or is gone.
+    async fn await_topic(&self, pending: &Pending<'_>, is_so: impl Fn(&Topic) -> bool) {
         poll_fn(|task| {
             let mut state = self.state.borrow_mut();
-            let topic = state.topics.get_mut(pending.topic).filter(|topic| !topic.is_joined);
+            let topic = state.topics.get_mut(pending.topic).filter(|topic| !is_so(topic));
             let Some(topic) = topic else { return Poll::Ready(()) };
             topic.wakers.push(task.waker().clone());
             Poll::Pending
         })
         .await;
-        Ok(pending)
+    }
+
+    /// Waits for the message of a cursor that another node gave out before it came here, though not
+    /// for long: a client may make one up.
+    pub(crate) async fn await_cursor(&self, pending: &Pending<'_>, since: Since) {
+        let Since::Cursor(Cursor { epoch, seq }) = since else { return };
+        if self.shared.is_numbered() {
+            let is_here = |topic: &Topic| topic.epoch != epoch || topic.last >= seq;
+            let _ = self.shard.timeout(CURSOR_WITHIN, self.await_topic(pending, is_here)).await;
+        }
     }
 
     fn is_joined(&self, pending: &Pending<'_>) -> bool {
@@ -387,7 +517,7 @@ impl Node {
         if connection.topics.len() >= usize::from(self.options().connection_topics_max) {
             return Err(SubscribeError::TooManyTopics);
         }
-        let (next, is_gap) = begin(found, since);
+        let (next, is_gap) = begin(found, since, self.shared.is_numbered());
         let mut member = Member::new(of, connection.topics.len() as u16, slow, next);
         member.set_owes_gap(is_gap);
         let place = found.members.add(member);
@@ -403,14 +533,20 @@ impl Node {
             }
             self.ask_page();
         }
-        Ok(Cursor { epoch: found.epoch, seq: next - 1 })
+        Ok(found.cursor_before(next))
     }
 
     /// Numbers a message, and has all shards with members take it in.
     fn number(&self, state: &mut State, number: u32, key: Box<[u8]>, payload: Bytes) {
+        if let Some(topic) = state.topics.get(number) {
+            let entry = topic.entry(topic.last + 1, key, payload, self.shard.now());
+            self.spread(state, number, entry);
+        }
+    }
+
+    /// Has all shards with members take a message in.
+    fn spread(&self, state: &mut State, number: u32, entry: Arc<Entry>) {
         let Some(topic) = state.topics.get_mut(number) else { return };
-        let cursor = Cursor { epoch: topic.epoch, seq: topic.log.head() };
-        let entry = Entry::new(cursor, key, payload, self.shard.now());
         for shard in &topic.shards {
             // One that is full sees by the numbers that it missed something, and one that ended has
             // no members.
@@ -421,11 +557,89 @@ impl Node {
     }
 }
 
+/// The home of all topics, as a bridge sees it.
+impl Home for Node {
+    fn take(&self, name: &str, news: BridgeNews) {
+        let state = &mut *self.state.borrow_mut();
+        let known = state.names.get(name).copied();
+        if let BridgeNews::Receive(key, payload) = news {
+            // Without room for the topic nobody is a member of it.
+            let _ = self.published(state, name, key, payload);
+            return;
+        }
+        let Some((number, topic)) = known.and_then(|number| Some((number, state.topics.get_mut(number)?)))
+        else {
+            return;
+        };
+        let (last, is_joined, epoch) = (topic.last, topic.is_joined, topic.epoch);
+        match news {
+            BridgeNews::Receive(..) => {}
+            BridgeNews::Lost => self.spread_gap(state, number, self.shard.random(), last),
+            BridgeNews::Gap { epoch, floor } => self.spread_gap(state, number, epoch, floor),
+            BridgeNews::Deliver(message) if is_joined && message.seq > last => {
+                self.spread_numbered(state, number, message);
+            }
+            BridgeNews::Deliver(_) => {}
+            BridgeNews::Fill(fill) => {
+                if is_joined && (epoch != fill.epoch || fill.floor > last) {
+                    self.spread_gap(state, number, fill.epoch, fill.floor);
+                } else if !is_joined {
+                    topic.begin(fill.epoch, fill.floor);
+                }
+                for message in fill.messages {
+                    if state.topics.get(number).is_some_and(|topic| message.seq > topic.last) {
+                        self.spread_numbered(state, number, message);
+                    }
+                }
+                self.spread_joined(state, number, is_joined);
+            }
+        }
+    }
+}
+
+impl Node {
+    fn spread_numbered(&self, state: &mut State, number: u32, message: Numbered) {
+        if let Some(topic) = state.topics.get(number) {
+            let Numbered { seq, key, payload } = message;
+            let entry = topic.entry(seq, key, payload, self.shard.now());
+            self.spread(state, number, entry);
+        }
+    }
+
+    /// Has all shards with members report a gap.
+    fn spread_gap(&self, state: &mut State, number: u32, epoch: u64, floor: u64) {
+        let Some(topic) = state.topics.get(number).filter(|topic| topic.is_joined) else { return };
+        let gap = GapLetter { epoch, floor, gaps: topic.gaps + 1 };
+        for shard in &topic.shards {
+            // One that is full sees it by the next message.
+            let _ = self.shared.send(*shard, Letter::Gap { topic: topic.name.clone(), gap });
+        }
+        self.take_gap(state, number, gap);
+    }
+
+    /// Has those that wait for a topic know that its bridge has said what there is.
+    fn spread_joined(&self, state: &mut State, number: u32, was_joined: bool) {
+        let Some(topic) = state.topics.get_mut(number).filter(|_| !was_joined) else { return };
+        topic.is_joined = true;
+        for shard in &topic.shards {
+            // One that is full asks again with its next member.
+            let _ =
+                self.shared.send(*shard, Letter::Joined { topic: topic.name.clone(), known: topic.known() });
+        }
+        topic.wake_all();
+    }
+}
+
+/// True if a bridge that numbers has no way to its broker.
+fn is_down(shared: &Shared) -> bool {
+    shared.is_numbered() && !shared.bridge_state.is_up()
+}
+
 /// Answers a question about this shard.
 fn answer(state: &State, question: Letter) -> Answer {
     let find = |topic: &str| state.names.get(topic).and_then(|number| state.topics.get(*number));
     match question {
-        Letter::Count { topic } => {
+        Letter::Count { topic, .. } => {
             Answer::Count(find(&topic).map_or(0, |topic| topic.count.load(Ordering::Relaxed)))
         }
         Letter::History { topic, most } => {
@@ -441,12 +655,19 @@ fn answer(state: &State, question: Letter) -> Answer {
 
 /// The number of the first message that a subscription brings, and whether what was before it is
 /// not known.
-pub(crate) fn begin(topic: &Topic, since: Since) -> (u64, bool) {
+pub(crate) fn begin(topic: &Topic, since: Since, is_numbered: bool) -> (u64, bool) {
     let (first, head) = (topic.log.first(), topic.log.head());
     match since {
         Since::Newest => (head, false),
         Since::Retained => (first.max(head - 1), false),
-        Since::Cursor(cursor) if cursor.epoch == topic.epoch && cursor.seq < head => (cursor.seq + 1, false),
+        Since::Cursor(cursor) if cursor.epoch == topic.epoch && cursor.seq <= topic.last => {
+            match cursor.seq >= topic.log.floor() {
+                true => (topic.log.behind(cursor.seq), false),
+                // Numbers without holes say how many fell off.
+                false if !is_numbered => (cursor.seq + 1, false),
+                false => (first, true),
+            }
+        }
         Since::Cursor(_) => (head, true),
     }
 }

@@ -118,6 +118,9 @@ pub enum SubscribeError {
     TooFast,
     /// The shard that numbers the topic has ended, or the connection.
     Gone,
+    /// A [bridge](crate::bridge) that numbers has no way to its broker, or no answer in time. Try
+    /// again later.
+    Disconnected,
 }
 
 impl fmt::Display for SubscribeError {
@@ -129,6 +132,7 @@ impl fmt::Display for SubscribeError {
             SubscribeError::Full => "a shard has no room for another topic",
             SubscribeError::TooFast => "too many subscriptions in a second",
             SubscribeError::Gone => "the shard of the topic has ended",
+            SubscribeError::Disconnected => "there is no way to other nodes",
         })
     }
 }
@@ -141,13 +145,17 @@ impl std::error::Error for SubscribeError {}
 pub enum PublishError {
     /// The topic has [no name](crate::is_name).
     Name,
-    /// It has more than [`TopicOptions::message_bytes_max`] bytes.
+    /// It has more than [`TopicOptions::message_bytes_max`] bytes, or more than a
+    /// [bridge](crate::bridge) takes.
     TooLarge,
     /// The shard that numbers the topic has too many messages waiting, or no room for another
     /// topic. Try again later.
     Full,
     /// The home has ended, or has not begun.
     Gone,
+    /// A [bridge](crate::bridge) that numbers has no way to its broker, or no answer in time: what
+    /// was published may be kept.
+    Disconnected,
 }
 
 impl fmt::Display for PublishError {
@@ -157,6 +165,7 @@ impl fmt::Display for PublishError {
             PublishError::TooLarge => "the message is too large",
             PublishError::Full => "the shard of the topic is full",
             PublishError::Gone => "the shard of the topic has ended",
+            PublishError::Disconnected => "there is no way to other nodes",
         })
     }
 }

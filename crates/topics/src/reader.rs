@@ -23,6 +23,8 @@ pub struct TopicReader {
     form: u8,
     next: u64,
     has_gap: bool,
+    /// Gaps of the topic that it reported, or that were before it.
+    gaps: u64,
 }
 
 impl TopicReader {
@@ -34,19 +36,29 @@ impl TopicReader {
     ) -> Result<TopicReader, SubscribeError> {
         node.take_join()?;
         let pending = node.join(topic).await?;
+        node.await_cursor(&pending, since).await;
         let number = pending.topic;
         let state = &mut *node.state.borrow_mut();
         let topic = state.topics.get_mut(number).ok_or(SubscribeError::Gone)?;
-        let (next, has_gap) = begin(topic, since);
+        let ((next, has_gap), gaps) = (begin(topic, since, state.is_numbered), topic.gaps);
         let number_of_feed = topic.feeds.add(None);
         topic.came();
-        Ok(TopicReader { node: node.clone(), topic: number, number: number_of_feed, form, next, has_gap })
+        Ok(TopicReader {
+            node: node.clone(),
+            topic: number,
+            number: number_of_feed,
+            form,
+            next,
+            has_gap,
+            gaps,
+        })
     }
 
     /// The place of the message that came last.
     pub fn cursor(&self) -> Cursor {
-        let epoch = self.node.state.borrow().topics.get(self.topic).map_or(0, |topic| topic.epoch);
-        Cursor { epoch, seq: self.next - 1 }
+        let state = &mut *self.node.state.borrow_mut();
+        let topic = state.topics.get_mut(self.topic);
+        topic.map_or(Cursor { epoch: 0, seq: 0 }, |topic| topic.cursor_before(self.next))
     }
 
     /// Sets the name under which others see this member, as
@@ -71,6 +83,7 @@ impl TopicReader {
         let state = &mut *self.node.state.borrow_mut();
         let Some(topic) = state.topics.get_mut(self.topic) else { return Poll::Pending };
         let name = topic.name.clone();
+        self.has_gap |= std::mem::replace(&mut self.gaps, topic.gaps) != topic.gaps;
         if std::mem::take(&mut self.has_gap)
             && let Some(text) = gap(&*by, &name, Gap::Unknown)
         {

@@ -1,17 +1,17 @@
 //! State that all shards of a server share, and the letters between them.
 
 use std::hash::BuildHasher;
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
 use ringserve_server::Shard;
-use ringserve_server::sync::{Ask, Mesh, SendError};
+use ringserve_server::sync::{Ask, Mesh, Reply, SendError};
 
+use crate::bridge::{Bridge, BridgeState};
 use crate::form::{Cursor, Form};
 use crate::name::is_name;
 use crate::options::{PublishError, TopicOptions};
-use crate::topic::{Entry, FORMS_MAX};
+use crate::topic::{Entry, FORMS_MAX, GapLetter, Known};
 
 /// Messages that may wait for a shard.
 const LETTERS_MAX: usize = 16_384;
@@ -34,18 +34,27 @@ pub(crate) enum Letter {
     /// From its home: what is there, before each message that follows.
     Joined {
         topic: Arc<str>,
-        epoch: u64,
-        head: u64,
-        entries: Vec<Arc<Entry>>,
-        count: Arc<AtomicUsize>,
+        known: Known,
+    },
+    /// From its home: messages are missing.
+    Gap {
+        topic: Arc<str>,
+        gap: GapLetter,
     },
     Entry {
         topic: Arc<str>,
         entry: Arc<Entry>,
     },
-    /// To its home: how many members it has.
+    /// To its home: a message, which is kept before the answer.
+    PublishAcked {
+        topic: Arc<str>,
+        key: Box<[u8]>,
+        payload: Bytes,
+    },
+    /// To its home: how many members it has, on this node or on all.
     Count {
         topic: Arc<str>,
+        is_of_all_nodes: bool,
     },
     /// To its home: the newest messages that are kept.
     History {
@@ -65,6 +74,7 @@ pub(crate) enum Letter {
 pub(crate) enum Answer {
     Done,
     Full,
+    Published(Result<(), PublishError>),
     Count(usize),
     Members(Vec<Arc<str>>),
     History(Vec<(Cursor, Bytes)>),
@@ -77,13 +87,33 @@ pub(crate) struct Shared {
     added: Mutex<Vec<Arc<dyn Form>>>,
     mesh: Mesh<Letter, Answer>,
     hash: foldhash::fast::FixedState,
+    bridge: OnceLock<Box<dyn Bridge>>,
+    pub(crate) bridge_state: Arc<BridgeState>,
 }
 
 impl Shared {
     pub(crate) fn new(options: TopicOptions) -> Shared {
         let mesh = Mesh::with_capacity(LETTERS_MAX);
-        let (forms, added, hash) = Default::default();
-        Shared { options, forms, added, mesh, hash }
+        let (forms, added, hash, bridge, bridge_state) = Default::default();
+        Shared { options, forms, added, mesh, hash, bridge, bridge_state }
+    }
+
+    /// Sets the bridge of all topics.
+    ///
+    /// # Panics
+    /// If there is one, or a shard registered.
+    pub(crate) fn set_bridge(&self, bridge: Box<dyn Bridge>) {
+        assert!(self.forms.get().is_none(), "a bridge is set before the server starts");
+        assert!(self.bridge.set(bridge).is_ok(), "topics have one bridge");
+    }
+
+    pub(crate) fn bridge(&self) -> Option<&dyn Bridge> {
+        self.bridge.get().map(|bridge| &**bridge)
+    }
+
+    /// True if a bridge gives messages their numbers.
+    pub(crate) fn is_numbered(&self) -> bool {
+        self.bridge().is_some_and(Bridge::numbers)
     }
 
     /// Adds a form. Returns its number.
@@ -102,11 +132,11 @@ impl Shared {
     pub(crate) fn register(
         &self,
         shard: &Shard,
-        handle: impl FnMut(Option<usize>, Letter) -> Answer + 'static,
+        handle: impl FnMut(Option<usize>, Letter, Reply<Answer>) + 'static,
     ) {
         let freeze = || self.added.lock().unwrap_or_else(PoisonError::into_inner).clone();
         self.forms.get_or_init(freeze);
-        self.mesh.register(shard, handle);
+        self.mesh.register_with_reply(shard, handle);
     }
 
     /// The number of shards; 0 before the first one registered.
@@ -118,8 +148,11 @@ impl Shared {
         self.forms.get().map_or(&[], |forms| forms)
     }
 
-    /// The shard that numbers a topic.
+    /// The shard that numbers a topic. That of a bridge is the first one.
     pub(crate) fn home_of(&self, name: &str, shards: usize) -> usize {
+        if self.bridge.get().is_some() {
+            return 0;
+        }
         (self.hash.hash_one(name) % shards.max(1) as u64) as usize
     }
 
@@ -130,7 +163,22 @@ impl Shared {
         if payload.len() + key.len() > self.options.message_bytes_max {
             return Err(PublishError::TooLarge);
         }
+        if self.bridge.get().is_some() {
+            self.check_bridge(name, key, payload)?;
+        }
         Ok(())
+    }
+
+    #[cold]
+    fn check_bridge(&self, name: &str, key: &[u8], payload: &Bytes) -> Result<(), PublishError> {
+        // As many bytes as a key has when each of them is escaped.
+        if !self.bridge_state.takes(name.len() + 3 * key.len() + payload.len()) {
+            return Err(PublishError::TooLarge);
+        }
+        match self.is_numbered() && !self.bridge_state.is_up() {
+            true => Err(PublishError::Disconnected),
+            false => Ok(()),
+        }
     }
 
     pub(crate) fn send(&self, to: usize, letter: Letter) -> Result<(), PublishError> {

@@ -20,7 +20,11 @@ pub(crate) const FORMS_MAX: usize = 8;
 
 /// A message, which all shards share.
 pub(crate) struct Entry {
+    /// Its number on this node, without holes.
+    pub(crate) seq: u64,
     pub(crate) cursor: Cursor,
+    /// Gaps of the topic before it.
+    pub(crate) gaps: u64,
     pub(crate) key: Box<[u8]>,
     pub(crate) payload: Bytes,
     pub(crate) at: Time,
@@ -29,10 +33,6 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    pub(crate) fn new(cursor: Cursor, key: Box<[u8]>, payload: Bytes, at: Time) -> Arc<Entry> {
-        Arc::new(Entry { cursor, key, payload, at, made: Default::default() })
-    }
-
     /// The payload for members of a form.
     pub(crate) fn made(&self, topic: &str, form: u8, by: &dyn Form) -> Bytes {
         let make = || {
@@ -69,6 +69,10 @@ impl StoredEntry {
 
 impl LogEntry for StoredEntry {
     fn seq(&self) -> u64 {
+        self.entry.seq
+    }
+
+    fn cursor_seq(&self) -> u64 {
         self.entry.cursor.seq
     }
 
@@ -83,6 +87,27 @@ impl LogEntry for StoredEntry {
     fn key(&self) -> &[u8] {
         &self.entry.key
     }
+}
+
+/// What the home of a topic knows of it.
+pub(crate) struct Known {
+    epoch: u64,
+    last: u64,
+    gaps: u64,
+    head: u64,
+    floor: u64,
+    entries: Vec<Arc<Entry>>,
+    count: Arc<AtomicUsize>,
+}
+
+/// Messages that no member gets.
+#[derive(Clone, Copy)]
+pub(crate) struct GapLetter {
+    pub(crate) epoch: u64,
+    /// The number in cursors up to which messages are missing.
+    pub(crate) floor: u64,
+    /// The number of this gap.
+    pub(crate) gaps: u64,
 }
 
 /// Counts of a topic on a shard.
@@ -112,6 +137,10 @@ pub(crate) struct Topic {
     /// The shard knows its log and its numbers.
     pub(crate) is_joined: bool,
     pub(crate) epoch: u64,
+    /// The number, in cursors, of the newest message that there was.
+    pub(crate) last: u64,
+    /// Gaps that were reported to all members.
+    pub(crate) gaps: u64,
     pub(crate) log: Log<StoredEntry>,
     pub(crate) members: Members,
     /// It waits for its part of a page.
@@ -125,19 +154,23 @@ pub(crate) struct Topic {
     pub(crate) shards: Vec<usize>,
     /// The members on all shards.
     pub(crate) count: Arc<AtomicUsize>,
-    /// It was idle at the last look.
-    pub(crate) was_idle: bool,
+    /// Looks in a row that found it idle.
+    pub(crate) idle_looks: u8,
     pub(crate) moved: TopicCounts,
 }
 
 impl Topic {
-    pub(crate) fn new(name: Arc<str>, history: History, epoch: Option<u64>) -> Topic {
+    /// A topic, at its home or not. Without an epoch it is not joined: its home, or a bridge, has to
+    /// say what there is.
+    pub(crate) fn new(name: Arc<str>, history: History, is_home: bool, epoch: Option<u64>) -> Topic {
         Topic {
             name,
-            is_home: epoch.is_some(),
+            is_home,
             is_joined: epoch.is_some(),
             epoch: epoch.unwrap_or_default(),
-            log: Log::new(history, 1),
+            last: 0,
+            gaps: 0,
+            log: Log::new(history, 1, 0),
             members: Members::default(),
             is_active: false,
             feeds: Slab::default(),
@@ -145,7 +178,7 @@ impl Topic {
             wakers: Vec::new(),
             shards: Vec::new(),
             count: Arc::default(),
-            was_idle: false,
+            idle_looks: 0,
             moved: TopicCounts::default(),
         }
     }
@@ -155,12 +188,36 @@ impl Topic {
         self.members.len() + self.feeds.len() + self.pending == 0 && (!self.is_home || self.shards.is_empty())
     }
 
+    /// Makes an entry of a message, under the next number.
+    pub(crate) fn entry(&self, seq: u64, key: Box<[u8]>, payload: Bytes, at: Time) -> Arc<Entry> {
+        let cursor = Cursor { epoch: self.epoch, seq };
+        let (number, gaps) = (self.log.head(), self.gaps);
+        Arc::new(Entry { seq: number, cursor, gaps, key, payload, at, made: Default::default() })
+    }
+
+    /// The cursor of the message before the one with this number.
+    pub(crate) fn cursor_before(&mut self, number: u64) -> Cursor {
+        match self.log.get_mut(number) {
+            Some((stored, _)) => {
+                let Cursor { epoch, seq } = stored.entry.cursor;
+                Cursor { epoch, seq: seq - 1 }
+            }
+            None => Cursor { epoch: self.epoch, seq: self.last },
+        }
+    }
+
     /// Takes in a message. It is for those that are members by now.
     pub(crate) fn take_in(&mut self, entry: Arc<Entry>, active: &mut VecDeque<u32>, number: u32) {
         self.moved.messages += 1;
         self.moved.bytes += entry.payload.len() as u64;
+        self.last = entry.cursor.seq;
         self.log.push(StoredEntry::new(entry));
-        self.was_idle = false;
+        self.visit_all(active, number);
+    }
+
+    /// Has a pass visit all members, and wakes feeds.
+    fn visit_all(&mut self, active: &mut VecDeque<u32>, number: u32) {
+        self.idle_looks = 0;
         if self.members.len() > 0 {
             self.members.begin_pass();
             if !std::mem::replace(&mut self.is_active, true) {
@@ -170,22 +227,52 @@ impl Topic {
         self.wake_all();
     }
 
+    /// Takes in that messages are missing here, up to the number `floor` of cursors.
+    pub(crate) fn gap(&mut self, gap: GapLetter, active: &mut VecDeque<u32>, number: u32) {
+        let GapLetter { epoch, floor, gaps } = gap;
+        if gaps <= self.gaps {
+            return;
+        }
+        if floor < self.last {
+            // The numbers begin anew.
+            self.log.clear();
+        }
+        self.log.raise_floor(floor);
+        (self.epoch, self.last, self.gaps) = (epoch, floor, gaps);
+        self.members.owe_gap();
+        self.visit_all(active, number);
+    }
+
     pub(crate) fn wake_all(&mut self) {
         self.wakers.drain(..).for_each(Waker::wake);
     }
 
+    /// Begins with what a bridge knows: all messages behind this number follow.
+    pub(crate) fn begin(&mut self, epoch: u64, floor: u64) {
+        self.log.raise_floor(floor);
+        (self.epoch, self.last) = (epoch, floor);
+    }
+
     /// Takes over what its home knows.
-    pub(crate) fn joined(
-        &mut self,
-        epoch: u64,
-        head: u64,
-        entries: Vec<Arc<Entry>>,
-        count: Arc<AtomicUsize>,
-    ) {
-        self.log = Log::new(self.log.history(), head - entries.len() as u64);
+    pub(crate) fn joined(&mut self, known: Known) {
+        let Known { epoch, last, gaps, head, floor, entries, count } = known;
+        self.log = Log::new(self.log.history(), head - entries.len() as u64, floor);
         entries.into_iter().for_each(|entry| self.log.push(StoredEntry::new(entry)));
-        (self.epoch, self.is_joined, self.count) = (epoch, true, count);
+        (self.epoch, self.last, self.gaps, self.is_joined, self.count) = (epoch, last, gaps, true, count);
         self.wake_all();
+    }
+
+    /// What other shards have to know of it.
+    pub(crate) fn known(&self) -> Known {
+        Known {
+            epoch: self.epoch,
+            last: self.last,
+            gaps: self.gaps,
+            head: self.log.head(),
+            floor: self.log.floor(),
+            entries: self.log.iter().map(|stored| stored.entry.clone()).collect(),
+            count: self.count.clone(),
+        }
     }
 
     /// Counts a member that comes.

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use ringserve_server::sync::AskError;
 use ringserve_server::{LocalHandle, Shard};
 
+use crate::bridge::Bridge;
 use crate::form::{Cursor, Form};
 use crate::name::is_name;
 use crate::node::{Connection, Node, Room};
@@ -48,6 +49,15 @@ impl Topics {
         FormId(self.shared.add_form(Arc::new(form)))
     }
 
+    /// Connects these topics with those of other nodes, before the server starts: they are the same
+    /// topics then. The first shard is the home of all.
+    ///
+    /// # Panics
+    /// If there is a bridge already, or a shard [registered](Topics::register).
+    pub fn bridge(&self, bridge: impl Bridge) {
+        self.shared.set_bridge(Box::new(bridge));
+    }
+
     /// Registers a shard, in the factory of a server: from now on it has members. Services of one
     /// shard share the result by [`Shard::shared_rc`].
     ///
@@ -56,7 +66,7 @@ impl Topics {
     pub fn register(&self, shard: &Shard) -> ShardTopics {
         let node = Node::new(shard, &self.shared);
         let handler = node.clone();
-        self.shared.register(shard, move |from, letter| handler.handle(from, letter));
+        self.shared.register(shard, move |from, letter, reply| handler.handle(from, letter, reply));
         ShardTopics { node }
     }
 
@@ -151,6 +161,38 @@ impl ShardTopics {
         self.node.publish(topic, key.as_ref(), payload.into())
     }
 
+    /// Publishes a message, and waits until it is kept: until its topic has a place for it, or, with
+    /// a [bridge](crate::bridge) that numbers, until the broker has said that it keeps it.
+    ///
+    /// # Errors
+    /// A [`PublishError`] says why it may not be kept.
+    pub async fn publish_acked(
+        &self,
+        topic: &str,
+        key: impl AsRef<[u8]>,
+        payload: impl Into<Bytes>,
+    ) -> Result<(), PublishError> {
+        let (key, payload) = (key.as_ref(), payload.into());
+        self.node.shared.check(topic, key, &payload)?;
+        let letter = Letter::PublishAcked { topic: topic.into(), key: key.into(), payload };
+        match self.node.shared.ask(self.node.home_of(topic), letter).await {
+            Ok(Answer::Published(result)) => result,
+            Ok(_) | Err(AskError::Full) => Err(PublishError::Full),
+            Err(_) => Err(PublishError::Gone),
+        }
+    }
+
+    /// The number of a topic's members on all nodes of a [bridge](crate::bridge), as it was some
+    /// seconds ago; without one as [`count`](ShardTopics::count).
+    ///
+    /// # Errors
+    /// Those of a question to another shard.
+    pub async fn count_on_all_nodes(&self, topic: &str) -> Result<usize, AskError> {
+        let question = Letter::Count { topic: topic.into(), is_of_all_nodes: true };
+        let answer = self.node.shared.ask(self.node.home_of(topic), question).await?;
+        Ok(if let Answer::Count(count) = answer { count } else { 0 })
+    }
+
     /// The number of a topic's members on all shards, as it was a moment ago.
     ///
     /// # Errors
@@ -164,8 +206,8 @@ impl ShardTopics {
         match known {
             Some(count) => Ok(count),
             None => {
-                let asked =
-                    self.node.shared.ask(self.node.home_of(topic), Letter::Count { topic: topic.into() });
+                let question = Letter::Count { topic: topic.into(), is_of_all_nodes: false };
+                let asked = self.node.shared.ask(self.node.home_of(topic), question);
                 Ok(if let Answer::Count(count) = asked.await? { count } else { 0 })
             }
         }
@@ -305,6 +347,7 @@ impl Subscriber {
         }
         self.node.take_join()?;
         let pending = self.node.join(topic).await?;
+        self.node.await_cursor(&pending, since).await;
         self.node.add_member(self.number, pending.topic, since, slow)
     }
 

@@ -1,0 +1,140 @@
+//! The bridge that forwards: subjects of core NATS.
+
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use bytes::Bytes;
+use ringserve_nats::{Event, Nats, NatsError, Outgoing};
+use ringserve_server::Shard;
+use ringserve_topics::bridge::{Acked, BridgeMessage, BridgedTopics, Counted, Link};
+use ringserve_topics::{PublishError, escape};
+
+use crate::follows::Follows;
+use crate::names::{HEADER_BYTES, KEY, Names, key_of};
+use crate::stats::{Counters, count};
+
+pub(crate) struct Live {
+    shard: Shard,
+    nats: Nats,
+    names: Names,
+    topics: BridgedTopics,
+    counters: Arc<Counters>,
+    follows: Follows,
+    this: Weak<Live>,
+}
+
+impl Live {
+    pub(crate) fn start(
+        shard: &Shard,
+        nats: Nats,
+        names: Names,
+        topics: BridgedTopics,
+        counters: Arc<Counters>,
+    ) -> Rc<dyn Link> {
+        let live = Rc::new_cyclic(|this| Live {
+            shard: shard.clone(),
+            nats,
+            names,
+            topics,
+            counters,
+            follows: Follows::default(),
+            this: this.clone(),
+        });
+        shard.spawn_named("bridge of topics", live.clone().watch());
+        live
+    }
+
+    /// Says whether there is a connection.
+    async fn watch(self: Rc<Live>) {
+        let Ok(mut losses) = self.nats.subscribe(&self.nats.new_inbox()) else { return };
+        loop {
+            self.nats.connected().await;
+            self.counters.is_up.store(true, Relaxed);
+            self.topics.set_state(true, self.nats.payload_bytes_max().saturating_sub(HEADER_BYTES).max(1));
+            while !matches!(losses.next().await, Some(Event::Gap)) {}
+            self.counters.is_up.store(false, Relaxed);
+            self.topics.set_state(false, 0);
+        }
+    }
+
+    /// Receives what other nodes publish to a topic.
+    async fn follow(self: Rc<Live>, topic: Arc<str>) {
+        let Ok(mut messages) = self.nats.subscribe(&self.names.published(&topic)) else { return };
+        let mut missed = 0;
+        while let Some(event) = messages.next().await {
+            if std::mem::replace(&mut missed, messages.missed()) != messages.missed() {
+                self.report_loss(&topic);
+            }
+            match event {
+                Event::Message(message) => match key_of(&message) {
+                    Some(key) => {
+                        count(&self.counters.received);
+                        self.topics.receive(&topic, &key, Bytes::copy_from_slice(message.payload()));
+                    }
+                    None => count(&self.counters.malformed),
+                },
+                Event::Gap => self.report_loss(&topic),
+                _ => {}
+            }
+        }
+    }
+
+    fn report_loss(&self, topic: &str) {
+        count(&self.counters.gaps);
+        self.topics.report_loss(topic);
+    }
+}
+
+impl Link for Live {
+    fn join(&self, topic: &Arc<str>) {
+        if let Some(this) = self.this.upgrade() {
+            self.follows.begin(&self.shard, topic, |_waker| this.follow(topic.clone()));
+        }
+    }
+
+    fn leave(&self, topic: &str) {
+        self.follows.end(topic);
+    }
+
+    fn publish(&self, message: BridgeMessage<'_>) -> Result<(), PublishError> {
+        match send(&self.nats, &self.names, message) {
+            Ok(()) => count(&self.counters.sent),
+            Err(PublishError::TooLarge) => return Err(PublishError::TooLarge),
+            // The members of this node get it in any case.
+            Err(_) => count(&self.counters.dropped),
+        }
+        Ok(())
+    }
+
+    fn publish_acked(&self, message: BridgeMessage<'_>) -> Acked {
+        let published = self.publish(message);
+        Box::pin(async move { published })
+    }
+
+    fn set_count(&self, _topic: &Arc<str>, _count: usize) {}
+
+    fn count(&self, _topic: &str) -> Counted {
+        Box::pin(async { None })
+    }
+}
+
+/// Sends a message on its way.
+pub(crate) fn send(nats: &Nats, names: &Names, message: BridgeMessage<'_>) -> Result<(), PublishError> {
+    let subject = names.published(message.topic);
+    let key = escape(message.key);
+    let mut outgoing = Outgoing::new(&subject, message.payload);
+    if !message.key.is_empty() {
+        outgoing = outgoing.header(KEY, &key);
+    }
+    nats.publish_message(&outgoing).map_err(refused)
+}
+
+pub(crate) fn refused(error: NatsError) -> PublishError {
+    match error {
+        NatsError::Full => PublishError::Full,
+        NatsError::TooLarge { .. } => PublishError::TooLarge,
+        NatsError::BadSubject => PublishError::Name,
+        _ => PublishError::Disconnected,
+    }
+}

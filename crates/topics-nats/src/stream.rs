@@ -1,0 +1,446 @@
+//! The bridge that numbers: a stream of JetStream, which republishes what it takes.
+//!
+//! ```text
+//!   first member ─▶ SUB live ─▶ fetch all that is kept ─▶ fill ─▶ live messages, each behind the one it names
+//!                                   ▲                                 │
+//!                                   └──── fetch what follows ◀────────┘ one is missing, a loss, now and then
+//! ```
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use ringserve_nats::{Event, Message, Nats, NatsError, Outgoing, Subscription};
+use ringserve_server::Shard;
+use ringserve_server::time::Time;
+use ringserve_topics::bridge::{Acked, BridgeMessage, BridgedTopics, Counted, Fill, Link, Numbered};
+use ringserve_topics::{PublishError, escape};
+use serde_json::{Value, json};
+use tracing::{info, warn};
+
+use crate::counts::Counts;
+use crate::follows::{Follows, Turns};
+use crate::live::{refused, send};
+use crate::names::{HEADER_BYTES, KEY, Names, Refused, StreamFacts, numbered, stream_facts};
+use crate::stats::{Counters, count};
+
+/// The time for an answer of JetStream.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+
+/// The time between two looks at the stream, and after one that failed.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// The time after which a topic is compared with the stream again: soon after it was, since a cluster
+/// of NATS takes a moment to know who listens, and then now and then.
+const COMPARE_SOON: Duration = Duration::from_secs(1);
+const COMPARE_EVERY: Duration = Duration::from_secs(30);
+
+/// The time for a publish that is kept, with what it takes to connect again.
+const ACK_WITHIN: Duration = Duration::from_secs(5);
+
+/// Messages and bytes of one answer, and topics that ask at a time.
+const BATCH: usize = 256;
+const BATCH_BYTES: usize = 4 << 20;
+const TURNS: usize = 32;
+
+/// Where a stream is made.
+#[derive(Clone, Copy)]
+pub(crate) struct Storage {
+    pub(crate) is_in_memory: bool,
+    pub(crate) replicas: u8,
+}
+
+/// The stream as it is known.
+struct Found {
+    facts: StreamFacts,
+    /// Grows with each connection, and each other stream.
+    generation: u64,
+}
+
+pub(crate) struct Stream {
+    shard: Shard,
+    nats: Nats,
+    names: Names,
+    topics: BridgedTopics,
+    counters: Arc<Counters>,
+    storage: Storage,
+    follows: Follows,
+    turns: Turns,
+    found: RefCell<Option<Found>>,
+    generations: Cell<u64>,
+    counts: Counts,
+    this: Weak<Stream>,
+}
+
+/// How far a topic is delivered.
+#[derive(Clone, Copy)]
+struct Known {
+    epoch: u64,
+    last: u64,
+    /// When that was the end of the topic.
+    at: Time,
+}
+
+impl Stream {
+    pub(crate) fn start(
+        shard: &Shard,
+        nats: Nats,
+        names: Names,
+        topics: BridgedTopics,
+        counters: Arc<Counters>,
+        storage: Storage,
+    ) -> Rc<dyn Link> {
+        let stream = Rc::new_cyclic(|this| Stream {
+            shard: shard.clone(),
+            counts: Counts::new(shard, nats.clone(), names.clone()),
+            nats,
+            names,
+            topics,
+            counters,
+            storage,
+            follows: Follows::default(),
+            turns: Turns::new(TURNS),
+            found: RefCell::default(),
+            generations: Cell::new(0),
+            this: this.clone(),
+        });
+        shard.spawn_named("bridge of topics", stream.clone().watch());
+        stream
+    }
+
+    // The stream
+
+    /// Looks after the connection and the stream.
+    async fn watch(self: Rc<Stream>) {
+        let Ok(mut losses) = self.nats.subscribe(&self.nats.new_inbox()) else { return };
+        let mut said = None;
+        loop {
+            self.nats.connected().await;
+            let wait = match self.look().await {
+                Ok(facts) => {
+                    said = None;
+                    self.found(facts);
+                    LOOK_EVERY
+                }
+                Err(why) => {
+                    self.lost();
+                    if said.as_ref() != Some(&why) {
+                        warn!("topics: the stream {} is not to be had: {why}", self.names.stream());
+                    }
+                    said = Some(why);
+                    LOOK_AGAIN
+                }
+            };
+            if let Ok(Some(Event::Gap)) = self.shard.timeout(wait, losses.next()).await {
+                self.lost();
+            }
+        }
+    }
+
+    /// The facts about the stream, which is made if it is missing.
+    async fn look(&self) -> Result<StreamFacts, String> {
+        let (name, dest) = (self.names.stream(), self.names.live(">"));
+        let info = self.ask(&format!("$JS.API.STREAM.INFO.{name}"), &json!({})).await?;
+        let found = match stream_facts(info.payload(), Some(&dest)) {
+            Err(Refused::Missing) => {
+                let history = self.topics.history();
+                let Storage { is_in_memory, replicas } = self.storage;
+                let config = self.names.config(history.entries(), history.age(), is_in_memory, replicas);
+                let made = self.ask(&format!("$JS.API.STREAM.CREATE.{name}"), &config).await?;
+                stream_facts(made.payload(), Some(&dest))
+            }
+            found => found,
+        };
+        self.counts.look().await;
+        found.map_err(|refused| match refused {
+            Refused::Missing => "it is missing".into(),
+            Refused::Other(why) => why,
+        })
+    }
+
+    async fn ask(&self, subject: &str, question: &Value) -> Result<Message, String> {
+        let question = question.to_string();
+        match self.shard.timeout(ANSWER_WITHIN, self.nats.request(subject, &question)).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(NatsError::NoResponders)) => Err("NATS runs without JetStream".into()),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err("JetStream does not answer".into()),
+        }
+    }
+
+    fn found(&self, facts: StreamFacts) {
+        let known = self.found.borrow().as_ref().map(|found| (found.facts.epoch, found.generation));
+        let generation = match known {
+            Some((epoch, generation)) if epoch == facts.epoch => generation,
+            _ => {
+                self.generations.set(self.generations.get() + 1);
+                self.generations.get()
+            }
+        };
+        self.found.replace(Some(Found { facts, generation }));
+        self.topics.set_state(true, self.nats.payload_bytes_max().saturating_sub(HEADER_BYTES).max(1));
+        if known.is_none_or(|(_, before)| before != generation) {
+            info!("topics: connected to the stream {}", self.names.stream());
+            self.counters.is_up.store(true, Relaxed);
+            self.follows.wake_all();
+        }
+    }
+
+    fn lost(&self) {
+        self.found.replace(None);
+        self.counters.is_up.store(false, Relaxed);
+        self.topics.set_state(false, 0);
+    }
+
+    fn generation(&self) -> Option<u64> {
+        self.found.borrow().as_ref().map(|found| found.generation)
+    }
+
+    // A topic
+
+    /// Delivers a topic, from the first member on until it is left.
+    async fn follow(self: Rc<Stream>, topic: Arc<str>, waker: Rc<Cell<Option<Waker>>>) {
+        let Ok(mut live) = self.nats.subscribe(&self.names.live(&topic)) else { return };
+        let (mut known, mut compared) = (None, None);
+        loop {
+            let generation = poll_fn(|task| {
+                waker.set(Some(task.waker().clone()));
+                self.generation().map_or(Poll::Pending, Poll::Ready)
+            })
+            .await;
+            match self.catch_up(&topic, known).await {
+                Some(caught) => known = Some(caught),
+                None => {
+                    self.shard.sleep(LOOK_AGAIN).await;
+                    continue;
+                }
+            }
+            let Some(caught) = &mut known else { continue };
+            let wait = if compared == Some(generation) { COMPARE_EVERY } else { COMPARE_SOON };
+            compared = Some(generation);
+            let (missed, mut wait) = (live.missed(), self.shard.sleep(wait));
+            poll_fn(|task| {
+                waker.set(Some(task.waker().clone()));
+                let is_other = self.generation() != Some(generation) || live.missed() != missed;
+                if is_other || std::pin::Pin::new(&mut wait).poll(task).is_ready() {
+                    return Poll::Ready(());
+                }
+                self.poll_live(task, &topic, &mut live, caught)
+            })
+            .await;
+        }
+    }
+
+    /// Delivers live messages. Ready where one before them is missing.
+    fn poll_live(
+        &self,
+        task: &mut Context<'_>,
+        topic: &str,
+        live: &mut Subscription,
+        known: &mut Known,
+    ) -> Poll<()> {
+        let subject = self.names.published(topic);
+        loop {
+            let message = match live.poll_next(task) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(Event::Message(message))) => message,
+                Poll::Ready(_) => return Poll::Ready(()),
+            };
+            let Some((message, before)) = numbered(&message, &subject) else {
+                count(&self.counters.malformed);
+                continue;
+            };
+            if message.seq <= known.last {
+                continue;
+            }
+            if before > known.last {
+                return Poll::Ready(());
+            }
+            (known.last, known.at) = (message.seq, self.shard.now());
+            count(&self.counters.received);
+            self.topics.deliver(topic, message);
+        }
+    }
+
+    /// Delivers what the stream has behind what is known. `None` if that failed.
+    async fn catch_up(&self, topic: &str, known: Option<Known>) -> Option<Known> {
+        let _turn = self.turns.take().await;
+        count(&self.counters.catch_ups);
+        let epoch = self.found.borrow().as_ref()?.facts.epoch;
+        let before = known.filter(|known| known.epoch == epoch);
+        let (last, at) = before.map_or((0, self.shard.now()), |known| (known.last, known.at));
+        let begun = self.shard.now();
+        let fetched = self.fetch_all(topic, last + 1).await?;
+        // Asked behind it: what had gone by then is missing for sure.
+        let facts =
+            self.ask(&format!("$JS.API.STREAM.INFO.{}", self.names.stream()), &json!({})).await.ok()?;
+        let facts = stream_facts(facts.payload(), None).ok().filter(|facts| facts.epoch == epoch)?;
+        let mut floor = fetched.floor.max(last);
+        if facts.entries.is_some_and(|entries| fetched.count as u64 >= entries) {
+            floor = fetched.messages.front().map_or(floor, |first| first.seq - 1).max(floor);
+        }
+        // Messages go by their age, or for others: what went while this was not looking is not known.
+        let may_have_gone = facts.has_bound || facts.age.is_some_and(|age| begun - at >= age);
+        if (before.is_none() || may_have_gone) && facts.first > 0 {
+            floor = floor.max(facts.first - 1);
+        }
+        let last = fetched.messages.back().map_or(floor, |message| message.seq);
+        count_many(&self.counters.received, fetched.messages.len());
+        if before.is_some_and(|known| floor > known.last) || (known.is_some() && before.is_none()) {
+            count(&self.counters.gaps);
+        }
+        self.topics.fill(topic, Fill { epoch, floor, messages: fetched.messages.into() });
+        Some(Known { epoch, last, at: begun })
+    }
+
+    /// All messages of a topic from this number on, as far as the history of topics goes.
+    async fn fetch_all(&self, topic: &str, from: u64) -> Option<Fetched> {
+        let mut all = Fetched { messages: VecDeque::new(), count: 0, floor: 0 };
+        let (mut from, most) = (from, self.topics.history().entries());
+        loop {
+            let has_more = self.fetch(topic, from, &mut all).await?;
+            from = all.messages.back().map_or(from, |last| last.seq + 1);
+            while all.messages.len() > most
+                && let Some(gone) = all.messages.pop_front()
+            {
+                all.floor = gone.seq;
+            }
+            if !has_more {
+                return Some(all);
+            }
+        }
+    }
+
+    /// One answer of the stream. True if there is more.
+    async fn fetch(&self, topic: &str, from: u64, into: &mut Fetched) -> Option<bool> {
+        if !self.nats.is_connected() {
+            return None;
+        }
+        let (subject, inbox) = (self.names.published(topic), self.nats.new_inbox());
+        let mut answers = self.nats.subscribe(&inbox).ok()?;
+        let question = json!({
+            "seq": from, "next_by_subj": subject, "batch": BATCH, "max_bytes": BATCH_BYTES,
+        });
+        let (to, question) = (format!("$JS.API.DIRECT.GET.{}", self.names.stream()), question.to_string());
+        self.nats.publish_message(&Outgoing::new(&to, &question).reply(&inbox)).ok()?;
+        let mut least = from;
+        for _ in 0..=BATCH {
+            let Some(Event::Message(answer)) =
+                self.shard.timeout(ANSWER_WITHIN, answers.next()).await.ok().flatten()
+            else {
+                return None;
+            };
+            if let Some(status) = answer.headers().status() {
+                let code = status.code;
+                let pending = answer.headers().get("Nats-Num-Pending").and_then(|of| of.parse::<u64>().ok());
+                return match code {
+                    204 => Some(pending.unwrap_or(0) > 0 && least > from),
+                    404 => Some(false),
+                    _ => None,
+                };
+            }
+            let Some((message, _)) = numbered(&answer, &subject).filter(|(message, _)| message.seq >= least)
+            else {
+                // An answer that is none says nothing of what it should have been.
+                count(&self.counters.malformed);
+                return None;
+            };
+            least = message.seq + 1;
+            into.count += 1;
+            into.messages.push_back(message);
+        }
+        None
+    }
+
+    /// Publishes until the stream says that it has the message. The number of the message makes its
+    /// repeat harmless.
+    async fn publish_until(
+        self: Rc<Stream>,
+        topic: Box<str>,
+        key: Box<[u8]>,
+        payload: Bytes,
+    ) -> Result<(), PublishError> {
+        let (subject, key) =
+            (self.names.published(&topic), if key.is_empty() { None } else { Some(escape(key)) });
+        let id = format!("{:016x}{:016x}", self.shard.random(), self.shard.random());
+        loop {
+            let mut message = Outgoing::new(&subject, &payload).header("Nats-Msg-Id", &id);
+            if let Some(key) = &key {
+                message = message.header(KEY, key);
+            }
+            let asked = self.shard.timeout(ANSWER_WITHIN, self.nats.request_message(&message)).await;
+            match asked {
+                Ok(Ok(answer)) => return acked(&answer, self.names.stream()),
+                Ok(Err(NatsError::Disconnected)) => self.nats.connected().await,
+                Ok(Err(error)) => return Err(refused(error)),
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// Messages of a topic, and what is known of those before.
+struct Fetched {
+    messages: VecDeque<Numbered>,
+    count: usize,
+    /// The number up to which messages were left out, since more are not kept.
+    floor: u64,
+}
+
+fn count_many(counter: &std::sync::atomic::AtomicU64, many: usize) {
+    counter.fetch_add(many as u64, Relaxed);
+}
+
+/// Reads whether a stream has taken a message.
+fn acked(answer: &Message, stream: &str) -> Result<(), PublishError> {
+    let answer: Value = serde_json::from_slice(answer.payload()).unwrap_or_default();
+    match answer["stream"] == stream && answer["seq"].as_u64().is_some_and(|seq| seq > 0) {
+        true => Ok(()),
+        false => Err(PublishError::Disconnected),
+    }
+}
+
+impl Link for Stream {
+    fn join(&self, topic: &Arc<str>) {
+        if let Some(this) = self.this.upgrade() {
+            self.follows.begin(&self.shard, topic, |waker| this.follow(topic.clone(), waker));
+        }
+    }
+
+    fn leave(&self, topic: &str) {
+        self.follows.end(topic);
+        self.counts.leave(topic);
+    }
+
+    fn publish(&self, message: BridgeMessage<'_>) -> Result<(), PublishError> {
+        send(&self.nats, &self.names, message)?;
+        count(&self.counters.sent);
+        Ok(())
+    }
+
+    fn publish_acked(&self, message: BridgeMessage<'_>) -> Acked {
+        let Some(this) = self.this.upgrade() else { return Box::pin(async { Err(PublishError::Gone) }) };
+        let (topic, key, payload) = (message.topic.into(), message.key.into(), message.payload.clone());
+        count(&self.counters.sent);
+        Box::pin(async move {
+            let shard = this.shard.clone();
+            let published = this.publish_until(topic, key, payload);
+            shard.timeout(ACK_WITHIN, published).await.unwrap_or(Err(PublishError::Disconnected))
+        })
+    }
+
+    fn set_count(&self, topic: &Arc<str>, count: usize) {
+        self.counts.set(topic, count);
+    }
+
+    fn count(&self, topic: &str) -> Counted {
+        Box::pin(self.counts.of_others(topic))
+    }
+}
