@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 
 use ringserve_server::Shard;
 use ringserve_server::task::JoinHandle;
@@ -18,22 +18,44 @@ pub(crate) struct Follows {
 
 struct Follow {
     task: JoinHandle<()>,
-    waker: Rc<Cell<Option<Waker>>>,
+    bell: Rc<Bell>,
+}
+
+/// The means to have a task look at its topic.
+#[derive(Default)]
+pub(crate) struct Bell {
+    has_rung: Cell<bool>,
+    waker: Cell<Option<Waker>>,
+}
+
+impl Bell {
+    /// True once it has rung since the last time. The task is woken by it.
+    pub(crate) fn has_rung(&self, task: &Context<'_>) -> bool {
+        self.waker.set(Some(task.waker().clone()));
+        self.has_rung.take()
+    }
+
+    fn ring(&self) {
+        self.has_rung.set(true);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
 }
 
 impl Follows {
-    /// Has a task follow a topic, in the place of another one. It gets the place of its waker.
-    pub(crate) fn begin<F>(
-        &self,
-        shard: &Shard,
-        topic: &Arc<str>,
-        follow: impl FnOnce(Rc<Cell<Option<Waker>>>) -> F,
-    ) where
+    /// Has a task follow a topic, in the place of another one. It gets its bell.
+    pub(crate) fn begin<F>(&self, shard: &Shard, topic: &Arc<str>, follow: impl FnOnce(Rc<Bell>) -> F)
+    where
         F: Future<Output = ()> + 'static,
     {
-        let waker = Rc::new(Cell::new(None));
-        let task = shard.spawn_named("topic", follow(waker.clone()));
-        let before = self.all.borrow_mut().insert(topic.clone(), Follow { task, waker });
+        let bell = Rc::<Bell>::default();
+        let task = shard.spawn_named("topic", follow(bell.clone()));
+        let before = self.all.borrow_mut().insert(topic.clone(), Follow { task, bell });
         drop(before);
     }
 
@@ -43,9 +65,14 @@ impl Follows {
     }
 
     pub(crate) fn wake_all(&self) {
-        let wakers: Vec<Waker> =
-            self.all.borrow().values().filter_map(|follow| follow.waker.take()).collect();
-        wakers.into_iter().for_each(Waker::wake);
+        self.all.borrow().values().for_each(|follow| follow.bell.wake());
+    }
+
+    /// Has the task of a topic look at it.
+    pub(crate) fn ring(&self, topic: &str) {
+        if let Some(follow) = self.all.borrow().get(topic) {
+            follow.bell.ring();
+        }
     }
 }
 

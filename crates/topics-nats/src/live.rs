@@ -89,13 +89,15 @@ impl Live {
 impl Link for Live {
     fn join(&self, topic: &Arc<str>) {
         if let Some(this) = self.this.upgrade() {
-            self.follows.begin(&self.shard, topic, |_waker| this.follow(topic.clone()));
+            self.follows.begin(&self.shard, topic, |_bell| this.follow(topic.clone()));
         }
     }
 
     fn leave(&self, topic: &str) {
         self.follows.end(topic);
     }
+
+    fn compare(&self, _topic: &str) {}
 
     fn publish(&self, message: BridgeMessage<'_>) -> Result<(), PublishError> {
         match send(&self.nats, &self.names, message) {

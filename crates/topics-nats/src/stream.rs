@@ -12,7 +12,7 @@ use std::future::poll_fn;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use crate::counts::Counts;
-use crate::follows::{Follows, Turns};
+use crate::follows::{Bell, Follows, Turns};
 use crate::live::{refused, send};
 use crate::names::{HEADER_BYTES, KEY, Names, Refused, StreamFacts, numbered, stream_facts};
 use crate::stats::{Counters, count};
@@ -206,15 +206,24 @@ impl Stream {
     // A topic
 
     /// Delivers a topic, from the first member on until it is left.
-    async fn follow(self: Rc<Stream>, topic: Arc<str>, waker: Rc<Cell<Option<Waker>>>) {
-        let Ok(mut live) = self.nats.subscribe(&self.names.live(&topic)) else { return };
-        let (mut known, mut compared) = (None, None);
+    async fn follow(self: Rc<Stream>, topic: Arc<str>, bell: Rc<Bell>) {
+        let subscribe = || self.nats.subscribe(&self.names.live(&topic));
+        let (mut known, mut compared, mut subscribed) = (None, None, None);
+        let Ok(mut live) = subscribe() else { return };
         loop {
-            let generation = poll_fn(|task| {
-                waker.set(Some(task.waker().clone()));
-                self.generation().map_or(Poll::Pending, Poll::Ready)
+            let (generation, epoch) = poll_fn(|task| {
+                bell.has_rung(task);
+                let found = self.found.borrow();
+                found
+                    .as_ref()
+                    .map_or(Poll::Pending, |found| Poll::Ready((found.generation, found.facts.epoch)))
             })
             .await;
+            if subscribed.replace(epoch) != Some(epoch) {
+                // What waits in the one before may be of another stream.
+                let Ok(anew) = subscribe() else { return };
+                live = anew;
+            }
             match self.catch_up(&topic, known).await {
                 Some(caught) => known = Some(caught),
                 None => {
@@ -227,7 +236,11 @@ impl Stream {
             compared = Some(generation);
             let (missed, mut wait) = (live.missed(), self.shard.sleep(wait));
             poll_fn(|task| {
-                waker.set(Some(task.waker().clone()));
+                if bell.has_rung(task) {
+                    // And soon again.
+                    compared = None;
+                    return Poll::Ready(());
+                }
                 let is_other = self.generation() != Some(generation) || live.missed() != missed;
                 if is_other || std::pin::Pin::new(&mut wait).poll(task).is_ready() {
                     return Poll::Ready(());
@@ -281,7 +294,11 @@ impl Stream {
         // Asked behind it: what had gone by then is missing for sure.
         let facts =
             self.ask(&format!("$JS.API.STREAM.INFO.{}", self.names.stream()), &json!({})).await.ok()?;
-        let facts = stream_facts(facts.payload(), None).ok().filter(|facts| facts.epoch == epoch)?;
+        let facts = stream_facts(facts.payload(), Some(&self.names.live(">"))).ok()?;
+        if facts.epoch != epoch {
+            self.found(facts);
+            return None;
+        }
         let mut floor = fetched.floor.max(last);
         if facts.entries.is_some_and(|entries| fetched.count as u64 >= entries) {
             floor = fetched.messages.front().map_or(floor, |first| first.seq - 1).max(floor);
@@ -410,13 +427,17 @@ fn acked(answer: &Message, stream: &str) -> Result<(), PublishError> {
 impl Link for Stream {
     fn join(&self, topic: &Arc<str>) {
         if let Some(this) = self.this.upgrade() {
-            self.follows.begin(&self.shard, topic, |waker| this.follow(topic.clone(), waker));
+            self.follows.begin(&self.shard, topic, |bell| this.follow(topic.clone(), bell));
         }
     }
 
     fn leave(&self, topic: &str) {
         self.follows.end(topic);
         self.counts.leave(topic);
+    }
+
+    fn compare(&self, topic: &str) {
+        self.follows.ring(topic);
     }
 
     fn publish(&self, message: BridgeMessage<'_>) -> Result<(), PublishError> {

@@ -116,8 +116,9 @@ impl<E: LogEntry> Log<E> {
         self.floor
     }
 
-    /// Says that entries up to this number, of cursors, are missing.
-    pub(crate) fn raise_floor(&mut self, floor: u64) {
+    /// Says that entries up to this number, of cursors, are missing: those that are there are older,
+    /// or none are.
+    pub(crate) fn set_floor(&mut self, floor: u64) {
         self.floor = floor;
     }
 
@@ -168,7 +169,7 @@ impl<E: LogEntry> Log<E> {
     pub(crate) fn pop(&mut self) {
         let Some(Kept { entry, is_superseded }) = self.entries.pop_front() else { return };
         self.bytes -= entry.bytes() + ENTRY_BYTES;
-        self.floor = entry.cursor_seq();
+        self.floor = self.floor.max(entry.cursor_seq());
         if !is_superseded {
             self.newest.remove(entry.key());
         }
@@ -177,7 +178,7 @@ impl<E: LogEntry> Log<E> {
     /// Drops all entries. Their numbers are not given again.
     pub(crate) fn clear(&mut self) {
         if let Some(last) = self.entries.back() {
-            self.floor = last.entry.cursor_seq();
+            self.floor = self.floor.max(last.entry.cursor_seq());
         }
         self.entries = VecDeque::new();
         self.newest = HashMap::new();

@@ -29,9 +29,6 @@ const SWEEP: Duration = Duration::from_secs(1);
 /// The time in which a bridge has to say what it knows of a topic.
 const JOIN_WITHIN: Duration = Duration::from_secs(5);
 
-/// The time in which a message has to come that a client got on another node.
-const CURSOR_WITHIN: Duration = Duration::from_secs(1);
-
 /// Numbers of `Slow` in the table of a shard: `Skip` is 0, and `Cut` has all from 3 on.
 pub(crate) const LATEST: u8 = 1;
 pub(crate) const QUEUE: u8 = 2;
@@ -299,7 +296,7 @@ impl Node {
     }
 
     /// Carries out what another shard, or a thread, asks for.
-    pub(crate) fn handle(&self, from: Option<usize>, letter: Letter, reply: Reply<Answer>) {
+    pub(crate) fn handle(self: &Rc<Node>, from: Option<usize>, letter: Letter, reply: Reply<Answer>) {
         match (letter, self.link.get()) {
             (Letter::PublishAcked { topic, key, payload }, Some(link)) if self.shared.is_numbered() => {
                 let acked = link.publish_acked(message(&topic, &key, &payload));
@@ -316,6 +313,11 @@ impl Node {
                         here
                     });
                 });
+            }
+            (Letter::Await { topic, cursor }, Some(link)) => {
+                link.compare(&topic);
+                let awaited = self.clone().await_at_home(topic, cursor);
+                self.shard.spawn(async move { reply.answer(awaited.await) });
             }
             (letter, _) => reply.answer(self.answer(from, letter)),
         }
@@ -470,14 +472,52 @@ impl Node {
         .await;
     }
 
-    /// Waits for the message of a cursor that another node gave out before it came here, though not
-    /// for long: a client may make one up.
-    pub(crate) async fn await_cursor(&self, pending: &Pending<'_>, since: Since) {
-        let Since::Cursor(Cursor { epoch, seq }) = since else { return };
-        if self.shared.is_numbered() {
-            let is_here = |topic: &Topic| topic.epoch != epoch || topic.last >= seq;
-            let _ = self.shard.timeout(CURSOR_WITHIN, self.await_topic(pending, is_here)).await;
+    /// Waits for the message of a cursor that another node gave out before it came here.
+    pub(crate) async fn await_cursor(
+        &self,
+        pending: &Pending<'_>,
+        name: &str,
+        since: Since,
+    ) -> Result<(), SubscribeError> {
+        let Since::Cursor(cursor) = since else { return Ok(()) };
+        let is_here = |topic: &Topic| topic.has_seen(cursor);
+        let known = self.state.borrow().topics.get(pending.topic).is_none_or(is_here);
+        if known || !self.shared.is_numbered() {
+            return Ok(());
         }
+        match self.shared.ask(self.home_of(name), Letter::Await { topic: name.into(), cursor }).await {
+            Ok(Answer::Done) => {
+                let awaited = self.await_topic(pending, is_here);
+                let awaited = self.shard.timeout(JOIN_WITHIN, awaited).await;
+                awaited.map_err(|_| SubscribeError::Disconnected)
+            }
+            Ok(Answer::Missing) => Ok(()),
+            Ok(_) => Err(SubscribeError::Disconnected),
+            Err(AskError::Full) => Err(SubscribeError::Full),
+            Err(_) => Err(SubscribeError::Gone),
+        }
+    }
+
+    /// At home: waits until a message is there, or the bridge has said twice that there is none.
+    async fn await_at_home(self: Rc<Node>, name: Arc<str>, cursor: Cursor) -> Answer {
+        let mut begun = None;
+        let awaited = poll_fn(|task| {
+            let state = &mut *self.state.borrow_mut();
+            let number = state.names.get(&name).copied();
+            let Some(topic) = number.and_then(|number| state.topics.get_mut(number)) else {
+                return Poll::Ready(Answer::Full);
+            };
+            let begun = *begun.get_or_insert(topic.fills);
+            if topic.has_seen(cursor) {
+                return Poll::Ready(Answer::Done);
+            }
+            if topic.fills > begun + 1 {
+                return Poll::Ready(Answer::Missing);
+            }
+            topic.wakers.push(task.waker().clone());
+            Poll::Pending
+        });
+        self.shard.timeout(JOIN_WITHIN, awaited).await.unwrap_or(Answer::Full)
     }
 
     fn is_joined(&self, pending: &Pending<'_>) -> bool {
@@ -592,6 +632,10 @@ impl Home for Node {
                     }
                 }
                 self.spread_joined(state, number, is_joined);
+                if let Some(topic) = state.topics.get_mut(number) {
+                    topic.fills += 1;
+                    topic.wake_all();
+                }
             }
         }
     }

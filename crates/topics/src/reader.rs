@@ -36,7 +36,7 @@ impl TopicReader {
     ) -> Result<TopicReader, SubscribeError> {
         node.take_join()?;
         let pending = node.join(topic).await?;
-        node.await_cursor(&pending, since).await;
+        node.await_cursor(&pending, topic, since).await?;
         let number = pending.topic;
         let state = &mut *node.state.borrow_mut();
         let topic = state.topics.get_mut(number).ok_or(SubscribeError::Gone)?;

@@ -51,6 +51,11 @@ pub(crate) enum Letter {
         key: Box<[u8]>,
         payload: Bytes,
     },
+    /// To its home: a client knows this message, which is not here.
+    Await {
+        topic: Arc<str>,
+        cursor: Cursor,
+    },
     /// To its home: how many members it has, on this node or on all.
     Count {
         topic: Arc<str>,
@@ -74,6 +79,8 @@ pub(crate) enum Letter {
 pub(crate) enum Answer {
     Done,
     Full,
+    /// The broker does not have it.
+    Missing,
     Published(Result<(), PublishError>),
     Count(usize),
     Members(Vec<Arc<str>>),

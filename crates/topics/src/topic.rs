@@ -139,6 +139,8 @@ pub(crate) struct Topic {
     pub(crate) epoch: u64,
     /// The number, in cursors, of the newest message that there was.
     pub(crate) last: u64,
+    /// Times that a bridge said what there is.
+    pub(crate) fills: u64,
     /// Gaps that were reported to all members.
     pub(crate) gaps: u64,
     pub(crate) log: Log<StoredEntry>,
@@ -169,6 +171,7 @@ impl Topic {
             is_joined: epoch.is_some(),
             epoch: epoch.unwrap_or_default(),
             last: 0,
+            fills: 0,
             gaps: 0,
             log: Log::new(history, 1, 0),
             members: Members::default(),
@@ -193,6 +196,11 @@ impl Topic {
         let cursor = Cursor { epoch: self.epoch, seq };
         let (number, gaps) = (self.log.head(), self.gaps);
         Arc::new(Entry { seq: number, cursor, gaps, key, payload, at, made: Default::default() })
+    }
+
+    /// True if the message of a cursor has been here.
+    pub(crate) fn has_seen(&self, cursor: Cursor) -> bool {
+        self.epoch == cursor.epoch && self.last >= cursor.seq
     }
 
     /// The cursor of the message before the one with this number.
@@ -237,7 +245,7 @@ impl Topic {
             // The numbers begin anew.
             self.log.clear();
         }
-        self.log.raise_floor(floor);
+        self.log.set_floor(floor);
         (self.epoch, self.last, self.gaps) = (epoch, floor, gaps);
         self.members.owe_gap();
         self.visit_all(active, number);
@@ -249,7 +257,7 @@ impl Topic {
 
     /// Begins with what a bridge knows: all messages behind this number follow.
     pub(crate) fn begin(&mut self, epoch: u64, floor: u64) {
-        self.log.raise_floor(floor);
+        self.log.set_floor(floor);
         (self.epoch, self.last) = (epoch, floor);
     }
 

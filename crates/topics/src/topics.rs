@@ -347,7 +347,7 @@ impl Subscriber {
         }
         self.node.take_join()?;
         let pending = self.node.join(topic).await?;
-        self.node.await_cursor(&pending, since).await;
+        self.node.await_cursor(&pending, topic, since).await?;
         self.node.add_member(self.number, pending.topic, since, slow)
     }
 

@@ -31,6 +31,8 @@ pub struct Script {
 /// A message that the stream keeps.
 #[derive(Clone)]
 pub struct Kept {
+    /// What nodes make of the time when the stream was made.
+    pub epoch: u64,
     pub seq: u64,
     pub subject: String,
     headers: String,
@@ -132,7 +134,8 @@ impl Broker {
         let number = self.accepted.get();
         self.accepted.set(number + 1);
         let connection = Rc::new(Connection::default());
-        connection.say("INFO {\"server_id\":\"X\",\"version\":\"2\",\"headers\":true,\"max_payload\":4000}\r\n");
+        connection
+            .say("INFO {\"server_id\":\"X\",\"version\":\"2\",\"headers\":true,\"max_payload\":4000}\r\n");
         self.connections.borrow_mut().insert(number, connection.clone());
         self.talk(&net, &mut stream, &connection).await;
         self.connections.borrow_mut().remove(&number);
@@ -200,8 +203,7 @@ impl Broker {
                     return false;
                 }
                 let is_headed = words[0] == "HPUB";
-                let header_bytes: usize =
-                    if is_headed { words[words.len() - 2].parse().unwrap() } else { 0 };
+                let header_bytes: usize = if is_headed { words[words.len() - 2].parse().unwrap() } else { 0 };
                 let reply = if words.len() == 4 + usize::from(is_headed) { words[2] } else { "" };
                 let text = String::from_utf8(unread[taken..taken + size].to_vec()).unwrap();
                 taken += size + 2;
@@ -258,9 +260,8 @@ impl Broker {
         match kept {
             None if reply.is_empty() => {}
             None => self.give(reply, "", "NATS/1.0 503\r\n\r\n", "", None),
-            Some((seq, before)) => {
-                if let Some(before) = before.filter(|_| name == "push") {
-                    let kept = Kept { seq, subject: subject.into(), headers: headers.into(), payload: payload.into() };
+            Some((seq, news)) => {
+                if let Some((kept, before)) = news.filter(|_| name == "push") {
                     self.taken.borrow_mut().push(kept.clone());
                     let loses = self.script.loses.get();
                     if loses == 0 || !net.random().is_multiple_of(loses) {
@@ -351,13 +352,27 @@ impl Kept {
         let own = self.headers.strip_prefix("NATS/1.0\r\n").map_or("\r\n", |own| own);
         let more: String = more.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         let Kept { seq, subject, .. } = self;
-        format!("NATS/1.0\r\nNats-Stream: push\r\nNats-Subject: {subject}\r\nNats-Sequence: {seq}\r\n{more}{own}")
+        format!(
+            "NATS/1.0\r\nNats-Stream: push\r\nNats-Subject: {subject}\r\nNats-Sequence: {seq}\r\n{more}{own}"
+        )
     }
 }
 
 impl Stream {
-    /// Takes a message. Its number, and that of the one before of its subject, unless it is a repeat.
-    fn take(&mut self, message: &Published<'_>) -> (u64, Option<u64>) {
+    /// A message as it is kept under the newest number.
+    fn kept(&self, message: &Published<'_>) -> Kept {
+        Kept {
+            epoch: hash(&self.created),
+            seq: self.last,
+            subject: message.subject.into(),
+            headers: message.headers.into(),
+            payload: message.payload.into(),
+        }
+    }
+
+    /// Takes a message. Its number, and as what it is kept with the number of the one before of its
+    /// subject, unless it is a repeat.
+    fn take(&mut self, message: &Published<'_>) -> (u64, Option<(Kept, u64)>) {
         let id = message.headers.split("\r\n").find_map(|line| line.strip_prefix("Nats-Msg-Id: "));
         if let Some(seq) = id.and_then(|id| self.ids.get(id)) {
             return (*seq, None);
@@ -373,10 +388,17 @@ impl Stream {
         {
             self.kept.remove(at);
         }
-        let (subject, headers) = (message.subject.into(), message.headers.into());
-        self.kept.push(Kept { seq: self.last, subject, headers, payload: message.payload.into() });
-        (self.last, Some(before))
+        let kept = self.kept(message);
+        self.kept.push(kept.clone());
+        (self.last, Some((kept, before)))
     }
+}
+
+/// FNV-1a.
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 fn fits(pattern: &str, subject: &str) -> bool {

@@ -67,6 +67,10 @@ pub trait Link {
     /// Ends to follow a topic.
     fn leave(&self, topic: &str);
 
+    /// Compares a topic with the broker soon: a client knows of a message that is not here. A bridge
+    /// that numbers answers by [`BridgedTopics::fill`], this time and some moments later again.
+    fn compare(&self, topic: &str);
+
     /// Sends a message on its way, without waiting.
     ///
     /// # Errors
