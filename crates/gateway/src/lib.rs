@@ -21,8 +21,8 @@
 //! * Fields of a connection end here, both ways, with those that `connection` names (RFC 9110,
 //!   7.6.1). What the gateway says itself is added after that. A body has one framing, which the
 //!   gateway chooses; a transfer coding other than `chunked` gets 501.
-//! * Who the client is stands in [`x-forwarded-*` or `forwarded`](ForwardedFields), and what clients say
-//!   of it is removed unless they are [trusted](Gateway::trusted).
+//! * Who the client is stands in [`x-forwarded-*` or `forwarded`](ForwardedFields), and what
+//!   clients say of it is removed unless they are [trusted](Gateway::trusted).
 //! * Trailers pass where both sides take them. Interim answers (102, 103) are dropped: hyper's
 //!   server cannot send them.
 //! * A request that was not heard is sent elsewhere; one that may have been heard only if it may be

@@ -20,13 +20,15 @@
 //! # }
 //! ```
 //!
-//! The service does not change: frames, streams, codecs and HTTP lie above TLS, [`Service::open`](crate::Service::open) is
-//! called after the handshake, and all limits hold. [`Cx::tls`](crate::Cx::tls), [`OpenCx::tls`](crate::OpenCx::tls) and
+//! The service does not change: frames, streams, codecs and HTTP lie above TLS,
+//! [`Service::open`](crate::Service::open) is called after the handshake, and all limits hold.
+//! [`Cx::tls`](crate::Cx::tls), [`OpenCx::tls`](crate::OpenCx::tls) and
 //! [`Stream::tls`](crate::Stream::tls) return the facts of the handshake. [A
-//! page](https://docs.rs/ringserve/latest/ringserve/guide/tls/index.html) of the guide has the rest.
+//! page](https://docs.rs/ringserve/latest/ringserve/guide/tls/index.html) of the guide has the
+//! rest.
 //!
-//! The feature `tls` brings no cryptography. Choose one of `tls-ring`, `tls-graviola` and `tls-aws-lc-rs`, or give a provider
-//! of rustls ([`Tls::provider`]).
+//! The feature `tls` brings no cryptography. Choose one of `tls-ring`, `tls-graviola` and
+//! `tls-aws-lc-rs`, or give a provider of rustls ([`Tls::provider`]).
 
 use std::rc::Rc;
 
@@ -44,17 +46,17 @@ use crate::shard::face::opening::OpenCx;
 use crate::stream::byte_stream::Stream;
 
 impl<F: TypedFraming + Clone + Send> Server<F> {
-    /// Puts TLS below all connections. `tls` is a [`Tls`], or a [`TlsListener`] of which the program keeps a clone to replace
-    /// its certificates. For a server with plain listeners beside it, use [several endpoints](Server::new), of which some [have
-    /// TLS](Endpoint::tls).
+    /// Puts TLS below all connections. `tls` is a [`Tls`], or a [`TlsListener`] of which the
+    /// program keeps a clone to replace its certificates. For a server with plain listeners beside
+    /// it, use [several endpoints](Server::new), of which some [have TLS](Endpoint::tls).
     pub fn tls(self, tls: impl Into<TlsListener>) -> Server<F> {
         self.with_binds(|binds| binds.tls(tls.into()))
     }
 }
 
 impl Endpoint {
-    /// Puts TLS below the connections of this endpoint. `tls` is a [`Tls`], or a [`TlsListener`] of which the program keeps a
-    /// clone to replace its certificates.
+    /// Puts TLS below the connections of this endpoint. `tls` is a [`Tls`], or a [`TlsListener`] of
+    /// which the program keeps a clone to replace its certificates.
     ///
     /// ```no_run
     /// use ringserve::listen::{endpoints, tcp};

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! * [`Topics`] belong to the server, [`ShardTopics`] to a shard, and a [`Subscriber`] to a
-//!   connection, whose session holds it. A [`TopicReader`] reads a topic in a task, such as the body of an
-//!   answer by HTTP.
+//!   connection, whose session holds it. A [`TopicReader`] reads a topic in a task, such as the
+//!   body of an answer by HTTP.
 //! * **Order**: the home of a topic numbers its messages, so all members get them in one order,
 //!   each once at most.
 //! * **Pages**: a message for 100 000 members does not hold up its shard. Members get it by

@@ -1,16 +1,18 @@
-//! Subscribers of one shard, which its own code publishes to at once, and queues for those that read slowly.
+//! Subscribers of one shard, which its own code publishes to at once, and queues for those that
+//! read slowly.
 //!
 //! ```text
 //!   publish ──▶ one message to each shard ──▶ Listeners of the shard ▶ each subscriber, encoded once
 //!               (Mesh, or a Scatter)              topic: subscribers       └─▶ or its queue, until it has read
 //! ```
 //!
-//! Each shard has its [`Listeners`], with its own subscribers alone. A message is published to all shards through a
-//! [`Mesh`](ringserve_server::sync::Mesh) or a `Scatter`, once to each, and encoded once on each for all
-//! subscribers there. Messages of one connection reach a subscriber in order and without gaps: messages that a peer reads too
-//! slowly wait, and a connection with too many of them is reset, with the reason `aborted`; those that waited are dropped. Replies
-//! and pushes of the service's own do not wait behind them, so they may overtake messages, also those of a topic that was
-//! unsubscribed meanwhile. A drain does not wait for what waits here.
+//! Each shard has its [`Listeners`], with its own subscribers alone. A message is published to all
+//! shards through a [`Mesh`](ringserve_server::sync::Mesh) or a `Scatter`, once to each, and
+//! encoded once on each for all subscribers there. Messages of one connection reach a subscriber in
+//! order and without gaps: messages that a peer reads too slowly wait, and a connection with too
+//! many of them is reset, with the reason `aborted`; those that waited are dropped. Replies and
+//! pushes of the service's own do not wait behind them, so they may overtake messages, also those
+//! of a topic that was unsubscribed meanwhile. A drain does not wait for what waits here.
 //!
 //! ```no_run
 //! use std::convert::Infallible;
@@ -73,7 +75,8 @@ const MESSAGE_BYTES: usize = 64;
 
 /// The subscribers of one shard, by topic. Clones share them.
 ///
-/// A topic `T` costs memory while it has a subscriber, and a clone of it for each; behind an [`Rc`] its name is there once. `F` is the form in which a subscriber gets messages, where there are
+/// A topic `T` costs memory while it has a subscriber, and a clone of it for each; behind an [`Rc`]
+/// its name is there once. `F` is the form in which a subscriber gets messages, where there are
 /// several: a version of a protocol, a language.
 pub struct Listeners<T, F = ()>(Rc<Shared<T, F>>);
 
@@ -103,9 +106,9 @@ struct Listener<T, F> {
 }
 
 impl<T: Ord + Clone + 'static, F: Copy + PartialEq + 'static> Listeners<T, F> {
-    /// The topics of a shard, without a subscriber. Up to `waiting_bytes_max` bytes of messages, each counted with 64 more, may
-    /// wait for a slow peer in addition to its outbox; above that its connection is reset. Waiting messages are shared by all
-    /// subscribers.
+    /// The topics of a shard, without a subscriber. Up to `waiting_bytes_max` bytes of messages,
+    /// each counted with 64 more, may wait for a slow peer in addition to its outbox; above that
+    /// its connection is reset. Waiting messages are shared by all subscribers.
     pub fn new(shard: &Shard, waiting_bytes_max: usize) -> Listeners<T, F> {
         Listeners(Rc::new(Shared { shard: shard.clone(), waiting_bytes_max, topics: RefCell::default() }))
     }
@@ -117,8 +120,8 @@ impl<T: Ord + Clone + 'static, F: Copy + PartialEq + 'static> Listeners<T, F> {
         LocalSubscriber { listener, shared: self.0.clone() }
     }
 
-    /// Sends a message to the subscribers of a topic on this shard, and returns their number. `message` makes it once for each
-    /// form.
+    /// Sends a message to the subscribers of a topic on this shard, and returns their number.
+    /// `message` makes it once for each form.
     ///
     /// # Panics
     /// If `message` subscribes or unsubscribes.
@@ -126,8 +129,8 @@ impl<T: Ord + Clone + 'static, F: Copy + PartialEq + 'static> Listeners<T, F> {
         self.publish_where(topic..=topic, |_| true, |_, form| message(form))
     }
 
-    /// Sends a message to the subscribers of all topics in a range that `wanted` selects, for topics that are patterns. A
-    /// subscriber of several of them gets a message for each.
+    /// Sends a message to the subscribers of all topics in a range that `wanted` selects, for
+    /// topics that are patterns. A subscriber of several of them gets a message for each.
     ///
     /// # Panics
     /// As [`publish`](Listeners::publish).
@@ -177,7 +180,8 @@ impl<T: Ord + Clone, F: Copy> LocalSubscriber<T, F> {
             return false;
         }
         let mut topics = self.shared.topics.borrow_mut();
-        // A clone of the one that is there: a topic behind a counted pointer is in memory once, whatever the number of subscribers.
+        // A clone of the one that is there: a topic behind a counted pointer is in memory once,
+        // whatever the number of subscribers.
         let topic = topics.get_key_value(&topic).map_or(topic, |(known, _)| known.clone());
         let listeners = topics.entry(topic.clone()).or_default();
         hears.insert(topic, listeners.len());

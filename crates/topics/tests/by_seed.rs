@@ -99,8 +99,8 @@ impl News {
         let (most, before) = (Rc::new(Cell::new(0)), Cell::new(deliveries(&self.topics)));
         let (seen, topics, awaited) = (most.clone(), self.topics.clone(), Rc::new(Cell::new(count as u64)));
         let until = awaited.clone();
-        // It has a page of each turn, as topics have, until all have the message: a shard with a page is
-        // never idle, and the time of a simulation stands still meanwhile.
+        // It has a page of each turn, as topics have, until all have the message: a shard with a
+        // page is never idle, and the time of a simulation stands still meanwhile.
         let watch = shard.pages(move |_page| {
             let now = deliveries(&topics);
             seen.set(seen.get().max(now - before.replace(now)));
@@ -371,7 +371,8 @@ fn slow_member_gets_the_rest_and_is_told_what_it_missed() {
             for message in 0..150 {
                 let (key, long) = (message % 5, "m".repeat(20_000));
                 assert_eq!(ask!(me, seen, spoken, true, "a#{key} a p {message} {key} {long}"), "ok");
-                // The log of eight never drops one that it has not got, however slow the network is.
+                // The log of eight never drops one that it has not got, however slow the network
+                // is.
                 while read.get() + 6 < message {
                     net.sleep(SECOND / 100).await;
                 }

@@ -15,9 +15,10 @@ use ringserve::{Cx, Frame, Server, Service};
 const SECOND: Duration = Duration::from_secs(1);
 const WAITING_BYTES_MAX: usize = 1 << 20;
 
-/// `+topic` subscribes, `-topic` ends it, `-` ends all, `loud` has messages come in capital letters, `topic text` publishes, `*t text`
-/// to each topic that begins so, `empty topic` a thousand messages without a byte. `crowd count` subscribes that number of connections to one topic,
-/// and leave one by one.
+/// `+topic` subscribes, `-topic` ends it, `-` ends all, `loud` has messages come in capital
+/// letters, `topic text` publishes, `*t text` to each topic that begins so, `empty topic` a
+/// thousand messages without a byte. `crowd count` subscribes that number of connections to one
+/// topic, and leave one by one.
 struct News {
     topics: Listeners<String, bool>,
     published: Mesh<String, usize>,
@@ -59,7 +60,8 @@ impl Service for News {
 }
 
 impl News {
-    /// The subscribers of a topic when all but each hundredth of these have left, and when all have.
+    /// The subscribers of a topic when all but each hundredth of these have left, and when all
+    /// have.
     fn crowd(&self, cx: &Cx<'_, Reader>, count: usize) -> String {
         let topic = "crowd".to_owned();
         let subscriber = |_| self.topics.subscriber(cx.local_handle(), false);
@@ -174,7 +176,8 @@ fn subscribers_of_all_shards_hear_messages_once_and_in_order() {
             Ok(())
         });
         sim.run_until_done();
-        // Those that ended with a topic hear nothing more, and topics without a subscriber take no memory.
+        // Those that ended with a topic hear nothing more, and topics without a subscriber take no
+        // memory.
         assert!(sim.run_until(60 * SECOND, || server.stats().connections == 0));
         for topics in &*topics.borrow() {
             assert_eq!(format!("{topics:?}"), "Listeners { topics: 0, .. }");

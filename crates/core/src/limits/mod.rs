@@ -39,8 +39,8 @@ use error::{TIME_MIN, in_order, in_range, time_in_range, times_in_range};
 #[non_exhaustive]
 pub struct Limits {
     /// Bytes of one frame on the wire, 1 to 1 GiB. Default 1 MiB. A peer can make the server hold
-    /// this much before its first frame is whole. The memory doubles as bytes arrive. A block that
-    /// is reused for a frame, once 32 KiB of it arrived, may be twice as large as the frame.
+    /// this much before its first frame is whole. The buffer of a frame doubles as bytes arrive.
+    /// From 32 KiB on it may be a reused one, which may be twice as large as the frame.
     pub frame_bytes_max: usize,
     /// Bytes queued for one connection and not yet accepted by the kernel, at which the service
     /// gets no more of its frames. Default 256 KiB.
@@ -56,7 +56,7 @@ pub struct Limits {
     pub inbox_bytes_high: usize,
     /// Time until the first whole frame, from the accept, or from the end of an
     /// [`open`](Limits::open_timeout) that waited. Default 30 s: a mobile client on a bad line
-    /// needs seconds, an attacker wants forever.
+    /// needs seconds.
     pub first_frame_timeout: Option<Duration>,
     /// Time that a connection may be idle before it is closed. Queued replies are sent first.
     /// [`idle_counts`](Limits::idle_counts) selects the bytes that end idleness; a connection with
@@ -109,8 +109,8 @@ pub struct Limits {
     /// at least 3 s, after which a SYN/ACK that was lost twice has arrived, and at most
     /// `handshake_timeout`. Default 5 s: a proxy sends the header with its first packet.
     pub proxy_header_timeout: Option<Duration>,
-    /// Time from the accept to the call of [`Service::open`]: the PROXY header and the handshake of
-    /// a transport are inside it. The first byte does not end it. Default 10 s.
+    /// Time from the accept to the call of [`Service::open`], the PROXY header and the handshake of
+    /// a transport included. Bytes that arrive do not extend it. Default 10 s.
     ///
     /// [`Service::open`]: https://docs.rs/ringserve/latest/ringserve/trait.Service.html
     pub handshake_timeout: Option<Duration>,

@@ -29,19 +29,20 @@
 //! # Ok::<(), ringserve::Error>(())
 //! ```
 //!
-//! The outer middleware sees a call first: here the wait for a turn counts towards the timeout, and the observer sees the
-//! whole.
+//! The outer middleware sees a call first: here the wait for a turn counts towards the timeout, and
+//! the observer sees the whole.
 //!
-//! Each shard has its own, as it has its own service. A call that finishes at once passes through them without an allocation, a
-//! lock or a clock read.
+//! Each shard has its own, as it has its own service. A call that finishes at once passes through
+//! them without an allocation, a lock or a clock read.
 //!
-//! To write a middleware, wrap a service and delegate every method of the trait: a method that is left out does what its
-//! default does, and the inner service never sees the call.
+//! To write a middleware, wrap a service and delegate every method of the trait: a method that is
+//! left out does what its default does, and the inner service never sees the call.
 //!
 //! # With a session
 //!
-//! A middleware with state for each connection has a session around that of the inner service. Its `open` makes both, and all
-//! other methods hand on a [`Cx`](crate::Cx::map_session) or a [`CloseCx`](crate::CloseCx::map_session) of the inner session:
+//! A middleware with state for each connection has a session around that of the inner service. Its
+//! `open` makes both, and all other methods hand on a [`Cx`](crate::Cx::map_session) or a
+//! [`CloseCx`](crate::CloseCx::map_session) of the inner session:
 //!
 //! ```
 //! use std::cell::Cell;
@@ -127,8 +128,9 @@
 //! # assert!(conn.is_closed());
 //! ```
 //!
-//! Both sessions lie in the connection's one block, so the middleware costs each connection the bytes of its part and no
-//! allocation. A pending call keeps the projected `Cx`, three pointers, for each middleware.
+//! Both sessions lie in the connection's one block, so the middleware costs each connection the
+//! bytes of its part and no allocation. A pending call keeps the projected `Cx`, three pointers,
+//! for each middleware.
 //!
 //! # Around streams
 //!
@@ -166,8 +168,8 @@
 //!
 //! # Around HTTP
 //!
-//! `http` takes a service of hyper's, so layers of tower and others fit, by `hyper_util::service::TowerToHyperService`. A
-//! function around one is a layer too:
+//! `http` takes a service of hyper's, so layers of tower and others fit, by
+//! `hyper_util::service::TowerToHyperService`. A function around one is a layer too:
 //!
 //! ```no_run
 //! # use std::convert::Infallible;

@@ -91,7 +91,8 @@ impl std::error::Error for CopyError {
     }
 }
 
-/// A side of [`copy_bidirectional`]: a [`Stream`], or an [`AnyStream`].
+/// A side of [`copy_bidirectional`]: a [`Stream`], or, with the cargo feature `tokio`, an
+/// `AnyStream`.
 pub trait CopyStream: Ends {}
 
 impl CopyStream for Stream {}

@@ -176,8 +176,8 @@ impl LogOptions {
 /// server starts.
 ///
 /// # Errors
-/// [`Error::Log`]: a file cannot be opened, the filter of the options is none, or there is a subscriber already. A wrong filter in
-/// `RUST_LOG` is a warning, and that of the options holds.
+/// [`Error::Log`]: a file cannot be opened, the filter of the options is none, or there is a
+/// subscriber already. A wrong filter in `RUST_LOG` is a warning, and that of the options holds.
 pub fn init(options: LogOptions) -> Result<(), Error> {
     let wrong = |text: String| Err(Error::Log(text));
     let (filter, ignored) = match first_filter(&options.filter) {

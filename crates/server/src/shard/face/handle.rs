@@ -193,23 +193,23 @@ impl Shard {
     /// /// Counts what all shards tell it.
     /// struct Hub {
     ///     heard: Cell<u64>,
-    ///     told: Mesh<u64>,
+    ///     counts: Mesh<u64>,
     /// }
     ///
     /// impl Hub {
-    ///     fn new(shard: &Shard, told: &Mesh<u64>) -> Rc<Hub> {
-    ///         let hub = Rc::new(Hub { heard: Cell::new(0), told: told.clone() });
+    ///     fn new(shard: &Shard, counts: &Mesh<u64>) -> Rc<Hub> {
+    ///         let hub = Rc::new(Hub { heard: Cell::new(0), counts: counts.clone() });
     ///         let own = hub.clone();
-    ///         told.register(shard, move |_from, count| own.heard.set(own.heard.get() + count));
+    ///         counts.register(shard, move |_from, count| own.heard.set(own.heard.get() + count));
     ///         hub
     ///     }
     /// }
     ///
     /// /// The same one for each service of the shard.
-    /// fn hub(shard: &Shard, told: &Mesh<u64>) -> Rc<Hub> {
-    ///     shard.shared_rc(|| Hub::new(shard, told))
+    /// fn hub(shard: &Shard, counts: &Mesh<u64>) -> Rc<Hub> {
+    ///     shard.shared_rc(|| Hub::new(shard, counts))
     /// }
-    /// # let _ = |hub: Rc<Hub>| hub.told.clone();
+    /// # let _ = |hub: Rc<Hub>| hub.counts.clone();
     /// ```
     pub fn shared_rc<T: 'static>(&self, make: impl FnOnce() -> Rc<T>) -> Rc<T> {
         let known = || self.inner.shared.borrow().iter().find_map(|value| value.clone().downcast().ok());
@@ -462,9 +462,9 @@ impl Shard {
 
     /// Waits until all services of all shards are there, and peers are let in; at once if they are.
     /// For a task that a factory spawns and that speaks to other shards: it runs as soon as the
-    /// factories returned, while [futures](crate::from_future()) of theirs may still read files. What
-    /// it asks through a [`Mesh`](crate::sync::Mesh) before is handled by a shard whose service is
-    /// not there.
+    /// factories returned, while [futures](crate::from_future()) of theirs may still read files.
+    /// What it asks through a [`Mesh`](crate::sync::Mesh) before is handled by a shard whose
+    /// service is not there.
     ///
     /// ```no_run
     /// # use ringserve::factory::from_future;

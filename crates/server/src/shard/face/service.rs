@@ -16,8 +16,9 @@ use crate::overload::{Load, Shed};
 
 /// Handles the frames of a server.
 ///
-/// Each shard has one value, made on the shard's thread by the factory given to [`Server::serve`](crate::Server::serve). All
-/// calls come from that thread, so a service need not be `Send` and keeps state in `Cell` and `RefCell`.
+/// Each shard has one value, made on the shard's thread by the factory that
+/// [`Server::serve`](crate::Server::serve) is given. All calls come from that thread, so a service
+/// need not be `Send` and may keep its state in `Cell` and `RefCell`.
 ///
 /// ```
 /// use ringserve::{Cx, Frame, Service};
@@ -35,40 +36,47 @@ use crate::overload::{Load, Shed};
 /// }
 /// ```
 ///
-/// `H` is the head that the framing hands over with each frame ([`TypedFraming::Head`]); most framings have none. A service of
-/// frames with heads is given to the server by [`with_heads`].
+/// `H` is the head that the framing hands over with each frame ([`TypedFraming::Head`]); most
+/// framings have none. Wrap a service of frames with heads in [`with_heads`].
 pub trait Service<H = ()>: Sized + 'static {
-    /// State of one connection, made by [`open`](Service::open). Several calls may use it at once, so it is shared, with `Cell`
-    /// and `RefCell` inside as in the service itself.
+    /// State of one connection, made by [`open`](Service::open). Several calls may use it at once,
+    /// so they share it: changes need `Cell` or `RefCell`, as in the service itself.
     type Session: Session;
 
-    /// Why a call failed. The connection is closed after its queued replies, and the error is logged once.
+    /// The error of a call. The connection is closed after its queued replies, and the error is
+    /// logged once.
     type Error: fmt::Display;
 
-    /// Keeps an [account](CloseCx::account) of each connection, for access logs and bills. It costs 56 bytes for each
-    /// connection, in chunks of 256 connections, and a few instructions for each frame. Off by default, at no cost.
+    /// Keeps an [account](CloseCx::account) of each connection, for access logs and bills. It costs
+    /// 56 bytes for each connection, in chunks of 256 connections, and a few instructions for each
+    /// frame. Off by default, at no cost.
     const ACCOUNTS: bool = false;
 
-    /// Frames are pieces of a stream of bytes, which have to be taken in their order, as by a codec. A middleware says what the
-    /// service inside says.
+    /// True if frames are pieces of a stream of bytes that have to be handled in order, as a
+    /// codec's are. A middleware has the value of the service inside. Default false.
     const PIECES: bool = false;
 
-    /// A call may wait before it reaches the service inside, and later ones of its connection may go before it: for a middleware.
-    /// Around a service of [`PIECES`](Service::PIECES) it allows one call of a connection at a time: a server with
-    /// [`Limits::calls_in_flight_max`] above 1 does not start.
+    /// True for a middleware in which a call may wait while later calls of its connection overtake
+    /// it. Around a service of [`PIECES`](Service::PIECES) a connection may then have one call at a
+    /// time: a server with [`Limits::calls_in_flight_max`] above 1 does not start. Default false.
     const REORDERS: bool = false;
 
-    /// Makes the session of a connection that was accepted, or refuses it. A greeting or last words may be queued here. By
-    /// default the session is made by `Default`; a service whose session is not `Default` has to write this method.
+    /// Makes the session of a connection that was accepted, or refuses the connection. A greeting
+    /// or a rejection message may be queued here. By default the session is made by `Default`; a
+    /// service whose session is not `Default` has to write this method.
     ///
-    /// `open` may wait, for a look-up or an authentication. Meanwhile frames are received and wait, up to
-    /// [`Limits::inbox_bytes_high`]. A future that does not wait is never stored and allocates nothing. A pending future is
-    /// dropped, without a call of [`close`](Service::close), when [`Limits::open_timeout`] is over, the peer resets the
-    /// connection, or the server ends it. A drain closes a connection whose `open` is pending if the peer has sent nothing yet,
-    /// and otherwise answers its frames. The peer's FIN alone ends nothing: requests may stand before it.
+    /// `open` may wait, for a look-up or an authentication. Meanwhile received frames wait, up to
+    /// [`Limits::inbox_bytes_high`]. A future that does not wait is never stored and allocates
+    /// nothing.
+    ///
+    /// A pending future is dropped, without a call of [`close`](Service::close), when
+    /// [`Limits::open_timeout`] is over, the peer resets the connection, or the server ends it. The
+    /// peer's FIN does not drop it, since requests may have arrived before the FIN. A drain closes
+    /// the connection if the peer has sent nothing yet, and otherwise answers its frames.
     ///
     /// # Errors
-    /// A [`Refusal`] closes the connection after the queued replies, without a call of [`close`](Service::close).
+    /// A [`Refusal`] closes the connection after the queued replies, without a call of
+    /// [`close`](Service::close).
     fn open(&self, opening: &OpenCx<'_>) -> impl Future<Output = Result<Self::Session, Refusal>> {
         const {
             assert!(
@@ -80,8 +88,10 @@ pub trait Service<H = ()>: Sized + 'static {
         ready(by_default())
     }
 
-    /// Handles one frame. The connection's next frame is handed over when this future is done; other connections go on
-    /// meanwhile. A future that never waits is never stored: it runs straight from the completion, without an allocation.
+    /// Handles one frame. By default the next frame of the connection is handed over when this
+    /// future is done ([`Limits::calls_in_flight_max`]); other connections go on meanwhile. A
+    /// future that never waits is never stored: it runs straight from the completion, without an
+    /// allocation.
     ///
     /// The end of the connection drops a pending future.
     ///
@@ -93,12 +103,14 @@ pub trait Service<H = ()>: Sized + 'static {
         frame: Frame<H>,
     ) -> impl Future<Output = Result<(), Self::Error>>;
 
-    /// The shard is asked for more than it can do, and this frame is one of the share to shed: answer it here with the
-    /// protocol's word for that, at little cost, or have it [served](Shed::Serve) all the same. Called in the place of
-    /// [`call`](Service::call) from [`Load::Shedding`] on, for a share of the frames that follows how long the shard's turns
-    /// are ([`Overload`](crate::overload::Overload)). By default each frame is served.
+    /// Decides about a frame that an overloaded shard would shed: queue the protocol's reply for
+    /// "busy" here, at little cost, or let the frame be [served](Shed::Serve) all the same. Called
+    /// before [`call`](Service::call), which follows only if the frame is served, from
+    /// [`Load::Shedding`] on, for a share of the frames that grows with the length of the shard's
+    /// turns ([`Overload`](crate::overload::Overload)). By default each frame is served.
     ///
-    /// A framing may hand a message over in pieces, each of which is asked about: serve those whose message was begun.
+    /// A framing may hand a message over in pieces, with a call of this method for each: serve the
+    /// further pieces of a message whose first one was served.
     ///
     /// ```
     /// use ringserve::overload::{Load, Shed};
@@ -129,47 +141,58 @@ pub trait Service<H = ()>: Sized + 'static {
         Shed::Serve
     }
 
-    /// The peer broke the framing. Last words may be queued; then the connection is closed.
+    /// Handles an error of the peer's framing. Replies queued here are sent, then the connection is
+    /// closed.
     fn malformed(&self, cx: &Cx<'_, Self::Session>, error: &FrameError) {
         let _ = (cx, error);
     }
 
-    /// A call failed: by its error, by [`Limits::handler_timeout`], or by a panic. Last words may be queued; then the
-    /// connection is closed. A panic resets the connection, unless last words are queued here. The server logs the failure, so
-    /// the service need not. Called for the first failure of a connection.
+    /// Handles the first failure of a call of the connection: an error,
+    /// [`Limits::handler_timeout`], or a panic. Replies queued here are sent, then the connection
+    /// is closed. After a panic without such a reply it is reset. The server logs the failure, so
+    /// the service need not.
     fn failed(&self, cx: &Cx<'_, Self::Session>, failure: &Failure<'_, Self::Error>) {
         let _ = (cx, failure);
     }
 
-    /// The server begins to shut down: a moment for a goodbye. Called once for each open connection, before
-    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) cuts it, and for a connection that opens
-    /// later right after its `open`. A server with many connections calls it for some of them in each turn. Frames that arrived
-    /// before may come behind it: a service that closes here does not answer them, and the drain itself does.
+    /// Handles the begin of a shutdown: the moment for a goodbye. Called once for each open
+    /// connection, before
+    /// [`ServerLimits::drain_timeout`](crate::limits::ServerLimits::drain_timeout) resets it, and
+    /// for a connection that opens later right after its `open`. A server with many connections
+    /// calls it for some of them in each turn.
+    ///
+    /// Frames that arrived earlier may be handed over after this call. A service that closes the
+    /// connection here leaves them unanswered; if it does not, the drain answers them first.
     fn draining(&self, cx: &Cx<'_, Self::Session>) {
         let _ = cx;
     }
 
-    /// The peer was silent for [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval): queue a question for a sign
-    /// of life here. Any byte is an answer; after [`Limits::heartbeats_missed_max`](crate::Limits::heartbeats_missed_max)
-    /// heartbeats without one the connection is closed. Not called while the outbox is over its high mark.
+    /// Asks a silent peer for a sign of life: queue a ping of the protocol here. Called when
+    /// nothing came for [`Limits::heartbeat_interval`](crate::Limits::heartbeat_interval). Any byte
+    /// is an answer; after [`Limits::heartbeats_missed_max`](crate::Limits::heartbeats_missed_max)
+    /// calls without one the connection is closed. Not called while the outbox is over its high
+    /// mark.
     fn heartbeat(&self, cx: &Cx<'_, Self::Session>) {
         let _ = cx;
     }
 
-    /// The peer sent FIN, all its frames were handed over, and the connection is [held open](Cx::hold_open): the service closes
-    /// it, now or later.
+    /// Handles the end of the input of a connection that is [held open](Cx::hold_open): the peer
+    /// sent FIN, and all its frames were handed over. The service has to close the connection, now
+    /// or later; by default it does so now.
     fn input_ended(&self, cx: &Cx<'_, Self::Session>) {
         cx.close();
     }
 
-    /// The connection ended. Called once for each successful [`open`](Service::open), when no future of the connection is left.
+    /// Handles the end of the connection. Called once for each successful [`open`](Service::open),
+    /// when no future of the connection is left.
     fn close(&self, closed: &CloseCx<'_, Self::Session>) {
         let _ = closed;
     }
 }
 
-/// A value that a factory may return for a server with the framing `F`: a [`Service`], [`with_heads`],
-/// [`stream`](crate::stream()), `http`, a `Result` with one of them, or [`from_future`] with a future of any of these.
+/// A value that a factory may return for a server with the framing `F`: a [`Service`],
+/// [`with_heads`], [`stream`](crate::stream()), `http`, a `Result` with one of them, or
+/// [`from_future`] with a future of any of these.
 #[diagnostic::on_unimplemented(
     message = "a factory returns a `Service`, `stream(..)`, `http(..)`, a `Result` with one, or `from_future(..)` with a future of \
                one, and not `{Self}`",
@@ -180,13 +203,14 @@ pub trait IntoService<F: TypedFraming> {
     /// The service.
     type Service: Service<F::Head, Session: AsFramingState<F::State>>;
 
-    /// Gives the service, or the future that makes it. Without a service the server does not start.
+    /// Returns the service, or the future that makes it. On an error the server does not start.
     ///
     /// # Errors
     /// Those of the factory and of the future.
     fn into_service(self, shard: &Shard) -> Result<FactoryOutput<Self::Service>, FactoryError>;
 
-    /// The names of the protocols that the service speaks, as TLS knows them (ALPN), the preferred one first.
+    /// The names of the protocols that the service speaks, as TLS knows them (ALPN), the preferred
+    /// one first.
     #[doc(hidden)]
     fn protocols() -> &'static [&'static str] {
         &[]
@@ -316,7 +340,8 @@ pub enum FactoryOutput<S, E = FactoryError> {
 pub type FactoryFuture<S, E = FactoryError> = Pin<Box<dyn Future<Output = Result<S, E>>>>;
 
 impl<S: 'static, E: 'static> FactoryOutput<S, E> {
-    /// Applies `then` to the service or the error: now if it is there, else once the future is done.
+    /// Applies `then` to the service or the error: now if it is there, else once the future is
+    /// done.
     ///
     /// # Errors
     /// Those of `then`, if it runs now.
@@ -340,8 +365,8 @@ impl<S, E> fmt::Debug for FactoryOutput<S, E> {
     }
 }
 
-/// Lets a factory wait: for a pool that connects, a file, another server. The future's output is anything that a factory may
-/// return at once: a service, or a `Result` with one.
+/// Lets a factory wait: for a pool that connects, a file, another server. The output of the future
+/// is anything that a factory may return at once: a service, or a `Result` with one.
 ///
 /// ```no_run
 /// use ringserve::factory::from_future;
@@ -368,16 +393,20 @@ impl<S, E> fmt::Debug for FactoryOutput<S, E> {
 /// # }
 /// ```
 ///
-/// The future runs on the shard's own loop, or in its [runtime](crate::Server::runtime), and may do what a task of the shard
-/// may: connect, sleep, [spawn](Shard::spawn), [block elsewhere](Shard::spawn_blocking). It is first polled after the factories
-/// of every service on every shard have returned. So a [`Mesh`](crate::sync::Mesh) that is registered in the factory, and not
-/// in the future, has all shards by then; a shard that has not registered is [gone](crate::sync::AskError::Gone) for questions.
+/// The future runs on the shard's own loop, or in its [runtime](crate::Server::runtime), and may do
+/// what a task of the shard may: connect, sleep, [spawn](Shard::spawn), [block
+/// elsewhere](Shard::spawn_blocking). It is first polled when the factories of all services on all
+/// shards have returned. So register a [`Mesh`](crate::sync::Mesh) in the factory and not in the
+/// future: then all shards are in it by the first poll. A shard that has not registered is
+/// [gone](crate::sync::AskError::Gone) for questions.
 ///
-/// No shard accepts a connection before all services of all shards are there: peers wait in the kernel's queue. The first error
-/// or panic ends the start and drops every other future. So does the order to stop: SIGINT and SIGTERM in
-/// [`serve`](crate::Server::serve), the future of [`run_until`](crate::Server::run_until),
-/// [`ServerControl::shutdown`](crate::ServerControl::shutdown). After 10 s a log line names the services that the start waits
-/// for; [`ServerLimits::start_timeout`](crate::limits::ServerLimits::start_timeout) bounds the wait.
+/// No shard accepts a connection before all services of all shards exist: peers wait in the
+/// kernel's queue. The first error or panic ends the start and drops every other future. So does
+/// the order to stop: SIGINT and SIGTERM in [`serve`](crate::Server::serve), the future of
+/// [`run_until`](crate::Server::run_until),
+/// [`ServerControl::shutdown`](crate::ServerControl::shutdown). After 10 s a log line names the
+/// services that the start waits for;
+/// [`ServerLimits::start_timeout`](crate::limits::ServerLimits::start_timeout) bounds the wait.
 #[doc(alias = "starting")]
 pub fn from_future<Fut: Future>(future: Fut) -> FromFuture<Fut> {
     FromFuture(future)
