@@ -1,4 +1,5 @@
-//! The tasks that check backends: on each shard with a client of the upstream, for its part of the backends.
+//! The tasks that check backends: on each shard with a client of the upstream, for its part of the
+//! backends.
 
 use std::any::Any;
 use std::io;
@@ -18,16 +19,18 @@ use crate::connect::{connect, plain};
 use crate::policy::part_of;
 use crate::upstream::Upstream;
 
-/// Parts of the time of a check, of which a time in which this process did not run takes one at most.
+/// Parts of the time of a check, of which a time in which this process did not run takes one at
+/// most.
 const CHECK_PARTS: u32 = 8;
 
 /// Bytes of an answer that are looked at.
 const ANSWER_BYTES_MAX: usize = 16 << 10;
 
-/// How often a shard looks whether backends are there that no shard checks.
+/// The time after which a shard looks again whether there are backends that no shard checks.
 const LOOKS_EACH: Duration = Duration::from_secs(1);
 
-/// Begins to check backends of the upstream on this shard, if it has checks, for as long as `client` is there.
+/// Begins to check backends of the upstream on this shard, if it has checks, for as long as
+/// `client` is there.
 pub(crate) fn begin<T: 'static>(upstream: &Upstream, shard: &Shard, client: &Rc<T>) {
     if upstream.settings().check.is_none() {
         return;
@@ -149,7 +152,8 @@ impl Watch {
         }
     }
 
-    /// A check, within its time. A time in which this shard was blocked, or the process stopped, is no time that the backend had.
+    /// A check, within its time. A time in which this shard was blocked, or the process stopped, is
+    /// no time that the backend had.
     async fn check_in_time(&self, check: &Check) -> io::Result<()> {
         let mut checked = pin!(self.check(check));
         for _ in 0..CHECK_PARTS {

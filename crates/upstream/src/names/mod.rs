@@ -19,13 +19,15 @@ use crate::upstream::Upstream;
 pub use file::BackendFile;
 pub use system::Names;
 
-/// How often a shard looks whether a source has to be run, and whether its client is still there.
+/// The time after which a shard looks again whether a source has to be run, and whether its client
+/// is still there.
 const LOOKS_EACH: Duration = Duration::from_secs(1);
 
 /// The longest time until a source is begun again, in seconds.
 const AGAIN_AFTER_MAX: u64 = 30;
 
-/// Takes part in running the source of an upstream, if it has one, for as long as `client` is there.
+/// Takes part in running the source of an upstream, if it has one, for as long as `client` is
+/// there.
 pub(crate) fn begin<T: 'static>(upstream: &Upstream, shard: &Shard, client: &Rc<T>) {
     if upstream.settings().source.is_none() {
         return;

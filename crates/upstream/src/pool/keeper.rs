@@ -1,4 +1,5 @@
-//! The task that watches idle connections, closes old ones, and tells what the shard did while no request comes.
+//! The task that watches idle connections, closes old ones, and tells what the shard did while no
+//! request comes.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use super::{Connection, Kept, Pool, Pools, nanos};
 use crate::view::Member;
 
-/// How often it looks for what is old.
+/// The time after which it looks again for old connections.
 const LOOKS_EACH: Duration = Duration::from_secs(1);
 
 /// Begins the task, which ends when the client is dropped.
@@ -76,7 +77,8 @@ impl<C: Connection> Pools<C> {
         }
     }
 
-    /// Keeps the idle connections for which `keeps` is true. A framing is user code: nothing is borrowed while it runs.
+    /// Keeps the idle connections for which `keeps` is true. A framing is user code: nothing is
+    /// borrowed while it runs.
     fn retain(&self, member: &Rc<Member<Pool<C>>>, keeps: impl FnMut(&mut Kept<C>) -> bool) {
         let pool = &member.part;
         if pool.idle.borrow().is_empty() {

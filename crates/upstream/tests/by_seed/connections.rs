@@ -1,4 +1,5 @@
-//! Connections of any protocol: their setup, who is asked where one is not to be had, and their tries.
+//! Connections of any protocol: their setup, who is asked where one is not to be had, and their
+//! tries.
 
 use std::task::{Context, Poll};
 

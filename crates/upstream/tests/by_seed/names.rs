@@ -1,4 +1,5 @@
-//! Backends that are found by their names, in files, and by sources that fail, lie and change their minds.
+//! Backends that are found by their names, in files, and by sources that fail, lie and change their
+//! minds.
 
 use std::fs;
 use std::net::IpAddr;

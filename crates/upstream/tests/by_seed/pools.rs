@@ -189,7 +189,8 @@ fn backend_without_progress_is_passed_over_at_once() {
         }
         sim.run_until_done();
         let long = waited.borrow().iter().filter(|time| **time > SECOND / 4).count();
-        // Two are at the backend, some two seconds wait until nothing came of it, and then one at a time.
+        // Two are at the backend, some two seconds wait until nothing came of it, and then one at a
+        // time.
         assert!((20..=30).contains(&long), "{long} of 100 waited");
     });
 }

@@ -7,7 +7,8 @@ use std::task::Waker;
 pub(crate) enum Matcher {
     /// The one that was asked first.
     InOrder(VecDeque<u32>),
-    /// The one with its id. Ids go up from 1 and begin again behind `max`; those in use are passed over.
+    /// The one with its id. Ids go up from 1 and begin again behind `max`; those in use are passed
+    /// over.
     ById { last: u64, max: u64, places: BTreeMap<u64, u32> },
 }
 
@@ -144,10 +145,12 @@ impl<A> Slots<A> {
         }
     }
 
-    /// Takes an answer, and returns who waits for it. `left` is how much of all that was queued has left.
+    /// Takes an answer, and returns who waits for it. `left` is how much of all that was queued has
+    /// left.
     ///
     /// # Errors
-    /// If it is the answer to no question, or comes before anything of its question left. Nothing is to be trusted then.
+    /// If it is the answer to no question, or comes before anything of its question left. Nothing
+    /// is to be trusted then.
     pub(crate) fn answer(&mut self, id: Option<u64>, answer: A, left: u64) -> Result<Option<Waker>, Stray> {
         let place = self.matching.peek(id).ok_or(Stray)?;
         if self.is_unsent(place, left) {
@@ -188,7 +191,8 @@ impl<A> Slots<A> {
         }
     }
 
-    /// Takes the outcome of a question, which is over then. None while it has no answer: `waker` is woken for it.
+    /// Takes the outcome of a question, which is over then. None while it has no answer: `waker` is
+    /// woken for it.
     pub(crate) fn poll(&mut self, place: u32, waker: &Waker) -> Option<Fate<A>> {
         match &mut self.all[place as usize].as_mut()?.fate {
             Fate::Awaited(old) => {
@@ -298,7 +302,8 @@ mod tests {
         fn answers_meet_their_questions(steps in prop::collection::vec((0u8..4, any::<u16>()), 1..200), in_order in any::<bool>()) {
             let matching = if in_order { Matcher::InOrder(VecDeque::new()) } else { Matcher::by_id(20) };
             let mut slots = Slots::new(matching);
-            // What a backend has not answered: the number of a question and its id; and what calls wait for.
+            // What a backend has not answered: the number of a question and its id; and what calls
+            // wait for.
             let (mut owed, mut waiting, mut number) = (VecDeque::new(), Vec::new(), 0u32);
             for (step, choice) in steps {
                 let choice = usize::from(choice);
