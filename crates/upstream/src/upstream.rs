@@ -42,7 +42,7 @@ pub struct Upstream {
     state: Arc<State>,
 }
 
-/// What all shards share of an upstream.
+/// State of an upstream that all shards share.
 pub(crate) struct State {
     name: Box<str>,
     backends: ArcSwap<Vec<Arc<BackendState>>>,
@@ -125,7 +125,7 @@ impl Upstream {
         self
     }
 
-    /// How a backend is chosen. [`Balance::PeakEwma`] by default.
+    /// Sets the choice of a backend. [`Balance::PeakEwma`] by default.
     pub fn balance(self, balance: Balance) -> Upstream {
         self.with(|settings| settings.balance = balance)
     }
@@ -140,7 +140,7 @@ impl Upstream {
         self.with(|settings| settings.check = Some(check))
     }
 
-    /// How often a request is sent again, and with which budget.
+    /// Sets the rules for sending a request again, with their budget.
     pub fn retry(self, retry: Retry) -> Upstream {
         *locked(&self.state.budget) = retry.budget();
         self.with(|settings| settings.retry = retry)
@@ -151,7 +151,7 @@ impl Upstream {
         self.with(|settings| settings.answer_timeout = time)
     }
 
-    /// How long a connection may take until it may be used, with the look-up of a name and TLS. 2 s by default;
+    /// Sets the time until a connection is usable, with the look-up of a name and TLS. 2 s by default;
     /// [`ServerLimits::connect_timeout`](ringserve_server::limits::ServerLimits::connect_timeout) holds too.
     pub fn connect_timeout(self, time: Duration) -> Upstream {
         self.with(|settings| settings.connect_timeout = time)

@@ -243,7 +243,7 @@ impl<C: Connection> Pools<C> {
         let (pool, limits) = (&member.part, self.limits());
         while pool.connecting.get() < limits.connecting_max.min(pool.waiters.borrow().len()) {
             if pool.open.get() >= limits.connections_max {
-                // Idle ones are there while calls wait only if they are not lent any more.
+                // There are idle ones while calls wait only if they are no longer lent.
                 let oldest = {
                     let mut idle = pool.idle.borrow_mut();
                     (!idle.is_empty()).then(|| idle.remove(0))
@@ -359,7 +359,7 @@ impl<C: Connection> Pools<C> {
         }
     }
 
-    /// True if no connection to this backend is kept any more.
+    /// True if connections to this backend are no longer kept.
     fn keeps_none(&self, member: &Member<Pool<C>>) -> bool {
         let state = &member.state;
         self.view.shard.is_stopping() || state.is_gone.load(Relaxed) || state.is_drained.load(Relaxed)

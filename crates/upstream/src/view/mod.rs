@@ -383,7 +383,7 @@ impl<P: Part> View<P> {
     }
 
     /// Takes a place at the backend with the fewest in flight for its weight. Among equals chance decides, by weight: with short
-    /// connections all counts are mostly 0.
+    /// connections all counts are usually 0.
     fn least(
         self: &Rc<View<P>>,
         members: &[Rc<Member<P>>],
