@@ -1,4 +1,4 @@
-//! What a program says of its bridge.
+//! The bridge as a program configures it.
 
 use std::fmt;
 use std::rc::Rc;
@@ -25,7 +25,7 @@ pub struct NatsBridge {
 impl NatsBridge {
     /// A bridge that forwards messages, and keeps none: each comes at most once, in the order of its
     /// publisher. Members of this node get those of their node at once. Where messages of others may
-    /// be missing, members are told a gap.
+    /// be missing, members get the report of a gap.
     ///
     /// `namespace` is the first token of all subjects, the same on all nodes.
     ///

@@ -28,7 +28,7 @@ pub(crate) struct Counts {
     names: Names,
     node: Box<str>,
     is_there: Cell<bool>,
-    /// What was said of each topic, and when.
+    /// The count that was sent for each topic, and when.
     said: RefCell<HashMap<Arc<str>, (usize, Time), foldhash::fast::RandomState>>,
 }
 

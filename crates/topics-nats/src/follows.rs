@@ -68,7 +68,7 @@ impl Follows {
         self.all.borrow().values().for_each(|follow| follow.bell.wake());
     }
 
-    /// Has the task of a topic look at it.
+    /// Wakes the task of a topic, to look at it.
     pub(crate) fn ring(&self, topic: &str) {
         if let Some(follow) = self.all.borrow().get(topic) {
             follow.bell.ring();

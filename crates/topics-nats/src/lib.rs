@@ -15,8 +15,8 @@
 //! | needs of NATS | subjects | JetStream, nats-server 2.11 or newer |
 //! | order | that of each publisher | one for all nodes |
 //! | cursors | of one node | equal on all nodes |
-//! | a client that comes to another node | is told a gap | gets what it missed |
-//! | the connection to NATS is lost | members are told a gap, and hear their own node | members get what they missed when it is back, publishing fails meanwhile |
+//! | a client that comes to another node | gets the report of a gap | gets what it missed |
+//! | the connection to NATS is lost | members get the report of a gap, and what their own node publishes | members get what they missed when it is back, publishing fails meanwhile |
 //! | counts of members on all nodes | no | yes |
 //!
 //! One connection of the process, on the first shard, carries all topics. A node subscribes to a

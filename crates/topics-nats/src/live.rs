@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use bytes::Bytes;
 use ringserve_nats::{Event, Nats, NatsError, Outgoing};
 use ringserve_server::Shard;
-use ringserve_topics::bridge::{Acked, BridgeMessage, BridgedTopics, Counted, Link};
+use ringserve_topics::bridge::{AckFuture, BridgeMessage, BridgedTopics, CountFuture, Link};
 use ringserve_topics::{PublishError, escape};
 
 use crate::follows::Follows;
@@ -109,14 +109,14 @@ impl Link for Live {
         Ok(())
     }
 
-    fn publish_acked(&self, message: BridgeMessage<'_>) -> Acked {
+    fn publish_acked(&self, message: BridgeMessage<'_>) -> AckFuture {
         let published = self.publish(message);
         Box::pin(async move { published })
     }
 
     fn set_count(&self, _topic: &Arc<str>, _count: usize) {}
 
-    fn count(&self, _topic: &str) -> Counted {
+    fn count(&self, _topic: &str) -> CountFuture {
         Box::pin(async { None })
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ringserve_nats::Message;
-use ringserve_topics::bridge::Numbered;
+use ringserve_topics::bridge::NumberedMessage;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -79,7 +79,7 @@ impl Names {
     }
 }
 
-/// What JetStream says of a stream.
+/// The facts that JetStream gives of a stream.
 #[derive(Debug)]
 pub(crate) struct StreamFacts {
     /// The life of the stream, from the time when it was made.
@@ -94,7 +94,7 @@ pub(crate) struct StreamFacts {
 
 /// The reason why a stream cannot be used.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum StreamError {
     /// There is none.
     Missing,
     Other(String),
@@ -126,8 +126,8 @@ struct Config {
     max_msgs: i64,
     #[serde(default)]
     max_bytes: i64,
-    #[serde(default)]
-    allow_direct: bool,
+    #[serde(default, rename = "allow_direct")]
+    has_direct: bool,
     republish: Option<Republish>,
 }
 
@@ -135,8 +135,8 @@ struct Config {
 struct Republish {
     #[serde(default)]
     dest: String,
-    #[serde(default)]
-    headers_only: bool,
+    #[serde(default, rename = "headers_only")]
+    is_headers_only: bool,
 }
 
 #[derive(Deserialize)]
@@ -146,23 +146,23 @@ struct State {
 }
 
 /// Reads what JetStream says of a stream that should republish to this subject, if to one.
-pub(crate) fn stream_facts(answer: &[u8], dest: Option<&str>) -> Result<StreamFacts, Refused> {
-    let other = |why: &str| Refused::Other(why.to_owned());
+pub(crate) fn stream_facts(answer: &[u8], dest: Option<&str>) -> Result<StreamFacts, StreamError> {
+    let other = |why: &str| StreamError::Other(why.to_owned());
     let answer: Answer =
         serde_json::from_slice(answer).map_err(|_| other("JetStream's answer is malformed"))?;
     if let Some(Failure { code, description }) = answer.error {
         return Err(match code {
-            404 => Refused::Missing,
-            _ => Refused::Other(description.chars().take(256).collect()),
+            404 => StreamError::Missing,
+            _ => StreamError::Other(description.chars().take(256).collect()),
         });
     }
     let (Some(created), Some(config), Some(state)) = (answer.created, answer.config, answer.state) else {
         return Err(other("JetStream's answer lacks the stream"));
     };
-    if !config.allow_direct {
+    if !config.has_direct {
         return Err(other("the stream has no allow_direct"));
     }
-    let is_republished = config.republish.map(|of| (of.dest, of.headers_only));
+    let is_republished = config.republish.map(|of| (of.dest, of.is_headers_only));
     if dest.is_some_and(|dest| is_republished != Some((dest.to_owned(), false))) {
         return Err(other("the stream does not republish its messages to the subjects of topics"));
     }
@@ -207,7 +207,7 @@ pub(crate) fn key_of(message: &Message) -> Option<Box<[u8]>> {
 }
 
 /// A message that the stream has numbered, with the number of the one before it in its topic.
-pub(crate) fn numbered(message: &Message, subject: &str) -> Option<(Numbered, u64)> {
+pub(crate) fn numbered(message: &Message, subject: &str) -> Option<(NumberedMessage, u64)> {
     let headers = message.headers();
     let number = |name: &str| headers.get(name)?.parse::<u64>().ok();
     if headers.get("Nats-Subject")? != subject {
@@ -216,7 +216,7 @@ pub(crate) fn numbered(message: &Message, subject: &str) -> Option<(Numbered, u6
     let seq = number("Nats-Sequence").filter(|seq| *seq > 0)?;
     let before = number("Nats-Last-Sequence").unwrap_or(0);
     let payload = Bytes::copy_from_slice(message.payload());
-    Some((Numbered { seq, key: key_of(message)?, payload }, before))
+    Some((NumberedMessage { seq, key: key_of(message)?, payload }, before))
 }
 
 #[cfg(test)]
@@ -250,7 +250,10 @@ mod tests {
     #[test]
     fn streams_that_do_not_serve_are_refused() {
         let refused = |answer: String, dest| stream_facts(answer.as_bytes(), dest).unwrap_err();
-        assert_eq!(refused(r#"{"error":{"code":404,"description":"no"}}"#.into(), None), Refused::Missing);
+        assert_eq!(
+            refused(r#"{"error":{"code":404,"description":"no"}}"#.into(), None),
+            StreamError::Missing
+        );
         let others = [
             INFO.replace(r#""allow_direct":true"#, r#""allow_direct":false"#),
             INFO.replace(r#""dest":"b""#, r#""dest":"c""#),
@@ -261,7 +264,7 @@ mod tests {
             "{".into(),
         ];
         for answer in others {
-            assert!(matches!(refused(answer.clone(), Some("b")), Refused::Other(_)), "{answer}");
+            assert!(matches!(refused(answer.clone(), Some("b")), StreamError::Other(_)), "{answer}");
         }
     }
 }

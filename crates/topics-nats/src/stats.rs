@@ -1,4 +1,4 @@
-//! What a bridge counts.
+//! Figures of a bridge.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

@@ -19,7 +19,9 @@ use bytes::Bytes;
 use ringserve_nats::{Event, Message, Nats, NatsError, Outgoing, Subscription};
 use ringserve_server::Shard;
 use ringserve_server::time::Time;
-use ringserve_topics::bridge::{Acked, BridgeMessage, BridgedTopics, Counted, Fill, Link, Numbered};
+use ringserve_topics::bridge::{
+    AckFuture, BridgeMessage, BridgedTopics, CountFuture, Fill, Link, NumberedMessage,
+};
 use ringserve_topics::{PublishError, escape};
 use serde_json::{Value, json};
 use tracing::{info, warn};
@@ -27,7 +29,7 @@ use tracing::{info, warn};
 use crate::counts::Counts;
 use crate::follows::{Bell, Follows, Turns};
 use crate::live::{refused, send};
-use crate::names::{HEADER_BYTES, KEY, Names, Refused, StreamFacts, numbered, stream_facts};
+use crate::names::{HEADER_BYTES, KEY, Names, StreamError, StreamFacts, numbered, stream_facts};
 use crate::stats::{Counters, count};
 
 /// The time for an answer of JetStream.
@@ -50,7 +52,7 @@ const BATCH: usize = 256;
 const BATCH_BYTES: usize = 4 << 20;
 const TURNS: usize = 32;
 
-/// Where a stream is made.
+/// The place of a stream that is made.
 #[derive(Clone, Copy)]
 pub(crate) struct Storage {
     pub(crate) is_in_memory: bool,
@@ -79,7 +81,7 @@ pub(crate) struct Stream {
     this: Weak<Stream>,
 }
 
-/// How far a topic is delivered.
+/// The place up to which a topic is delivered.
 #[derive(Clone, Copy)]
 struct Known {
     epoch: u64,
@@ -149,7 +151,7 @@ impl Stream {
         let (name, dest) = (self.names.stream(), self.names.live(">"));
         let info = self.ask(&format!("$JS.API.STREAM.INFO.{name}"), &json!({})).await?;
         let found = match stream_facts(info.payload(), Some(&dest)) {
-            Err(Refused::Missing) => {
+            Err(StreamError::Missing) => {
                 let history = self.topics.history();
                 let Storage { is_in_memory, replicas } = self.storage;
                 let config = self.names.config(history.entries(), history.age(), is_in_memory, replicas);
@@ -160,8 +162,8 @@ impl Stream {
         };
         self.counts.look().await;
         found.map_err(|refused| match refused {
-            Refused::Missing => "it is missing".into(),
-            Refused::Other(why) => why,
+            StreamError::Missing => "it is missing".into(),
+            StreamError::Other(why) => why,
         })
     }
 
@@ -221,8 +223,8 @@ impl Stream {
             .await;
             if subscribed.replace(epoch) != Some(epoch) {
                 // What waits in the one before may be of another stream.
-                let Ok(anew) = subscribe() else { return };
-                live = anew;
+                let Ok(next) = subscribe() else { return };
+                live = next;
             }
             match self.catch_up(&topic, known).await {
                 Some(caught) => known = Some(caught),
@@ -318,8 +320,8 @@ impl Stream {
     }
 
     /// All messages of a topic from this number on, as far as the history of topics goes.
-    async fn fetch_all(&self, topic: &str, from: u64) -> Option<Fetched> {
-        let mut all = Fetched { messages: VecDeque::new(), count: 0, floor: 0 };
+    async fn fetch_all(&self, topic: &str, from: u64) -> Option<Batch> {
+        let mut all = Batch { messages: VecDeque::new(), count: 0, floor: 0 };
         let (mut from, most) = (from, self.topics.history().entries());
         loop {
             let has_more = self.fetch(topic, from, &mut all).await?;
@@ -336,7 +338,7 @@ impl Stream {
     }
 
     /// One answer of the stream. True if there is more.
-    async fn fetch(&self, topic: &str, from: u64, into: &mut Fetched) -> Option<bool> {
+    async fn fetch(&self, topic: &str, from: u64, into: &mut Batch) -> Option<bool> {
         if !self.nats.is_connected() {
             return None;
         }
@@ -404,8 +406,8 @@ impl Stream {
 }
 
 /// Messages of a topic, and what is known of those before.
-struct Fetched {
-    messages: VecDeque<Numbered>,
+struct Batch {
+    messages: VecDeque<NumberedMessage>,
     count: usize,
     /// The number up to which messages were left out, since more are not kept.
     floor: u64,
@@ -446,7 +448,7 @@ impl Link for Stream {
         Ok(())
     }
 
-    fn publish_acked(&self, message: BridgeMessage<'_>) -> Acked {
+    fn publish_acked(&self, message: BridgeMessage<'_>) -> AckFuture {
         let Some(this) = self.this.upgrade() else { return Box::pin(async { Err(PublishError::Gone) }) };
         let (topic, key, payload) = (message.topic.into(), message.key.into(), message.payload.clone());
         count(&self.counters.sent);
@@ -461,7 +463,7 @@ impl Link for Stream {
         self.counts.set(topic, count);
     }
 
-    fn count(&self, topic: &str) -> Counted {
+    fn count(&self, topic: &str) -> CountFuture {
         Box::pin(self.counts.of_others(topic))
     }
 }

@@ -15,7 +15,7 @@ use ringserve_server::task::Pages;
 use ringserve_server::time::Time;
 use ringserve_server::{LocalHandle, Shard};
 
-use crate::bridge::{BridgeNews, BridgedTopics, Home, Link, Numbered, message};
+use crate::bridge::{BridgeNews, BridgedTopics, Home, Link, NumberedMessage, message};
 use crate::form::Cursor;
 use crate::members::Member;
 use crate::options::{PublishError, Since, Slow, SubscribeError, TopicOptions};
@@ -603,7 +603,7 @@ impl Home for Node {
         let state = &mut *self.state.borrow_mut();
         let known = state.names.get(name).copied();
         if let BridgeNews::Receive(key, payload) = news {
-            // Without room for the topic nobody is a member of it.
+            // Without room for the topic it has no member.
             let _ = self.published(state, name, key, payload);
             return;
         }
@@ -642,9 +642,9 @@ impl Home for Node {
 }
 
 impl Node {
-    fn spread_numbered(&self, state: &mut State, number: u32, message: Numbered) {
+    fn spread_numbered(&self, state: &mut State, number: u32, message: NumberedMessage) {
         if let Some(topic) = state.topics.get(number) {
-            let Numbered { seq, key, payload } = message;
+            let NumberedMessage { seq, key, payload } = message;
             let entry = topic.entry(seq, key, payload, self.shard.now());
             self.spread(state, number, entry);
         }

@@ -89,7 +89,7 @@ impl LogEntry for StoredEntry {
     }
 }
 
-/// What the home of a topic knows of it.
+/// The state of a topic that its home knows.
 pub(crate) struct Known {
     epoch: u64,
     last: u64,
@@ -242,7 +242,7 @@ impl Topic {
             return;
         }
         if floor < self.last {
-            // The numbers begin anew.
+            // The numbers begin again.
             self.log.clear();
         }
         self.log.set_floor(floor);
@@ -270,7 +270,7 @@ impl Topic {
         self.wake_all();
     }
 
-    /// What other shards have to know of it.
+    /// The state that other shards have to know.
     pub(crate) fn known(&self) -> Known {
         Known {
             epoch: self.epoch,

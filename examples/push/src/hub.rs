@@ -8,7 +8,9 @@ use std::sync::Arc;
 use ringserve::Shard;
 use ringserve::handle::LocalHandle;
 use ringserve::sync::{Mesh, Notify};
-use ringserve::topics::{EntryView, Events, Form, FormId, Gap, Lines, ShardTopics, TopicOptions, Topics};
+use ringserve::topics::{EntryView, Events, Form, FormId, Gap, Lines};
+use ringserve::topics::{ShardTopics, TopicFigures, TopicOptions, Topics};
+use ringserve_topics_nats::{BridgeMonitor, NatsBridge};
 
 use crate::token::Tokens;
 
@@ -23,14 +25,21 @@ pub struct Gateway {
     pub api_key: Arc<str>,
     /// Ends the connections of a user, and counts them.
     pub disconnects: Mesh<Arc<str>, usize>,
+    /// Asks for the figures of topics.
+    pub figures: Mesh<(), Vec<TopicFigures>>,
+    /// The bridge to other nodes.
+    pub bridge: Option<BridgeMonitor>,
 }
 
 impl Gateway {
-    pub fn new(options: TopicOptions, tokens: Tokens, api_key: &str) -> Gateway {
-        let topics = Topics::new(options);
+    pub fn new(options: TopicOptions, tokens: Tokens, api_key: &str, bridge: Option<NatsBridge>) -> Gateway {
+        let (topics, monitor) = (Topics::new(options), bridge.as_ref().map(NatsBridge::monitor));
+        if let Some(bridge) = bridge {
+            topics.bridge(bridge);
+        }
         let (lines, json, events) = (topics.form(Lines), topics.form(Json), topics.form(Events));
-        let (api_key, disconnects) = (api_key.into(), Mesh::new());
-        Gateway { topics, lines, json, events, tokens, api_key, disconnects }
+        let (api_key, disconnects, figures) = (api_key.into(), Mesh::new(), Mesh::new());
+        Gateway { topics, lines, json, events, tokens, api_key, disconnects, figures, bridge: monitor }
     }
 }
 
@@ -86,6 +95,8 @@ impl Hub {
         let hub = Rc::new(Hub { gateway: gateway.clone(), topics, seats, seated });
         let here = hub.clone();
         gateway.disconnects.register(shard, move |_from, user| here.disconnect(&user));
+        let here = hub.topics.clone();
+        gateway.figures.register(shard, move |_from, ()| here.figures());
         hub
     }
 

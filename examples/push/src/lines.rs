@@ -86,7 +86,7 @@ impl Devices {
             ["publish", topic, data] => {
                 may(Rights::may_publish, topic)?;
                 serde_json::from_str::<IgnoredAny>(data).map_err(|_| "the data is no JSON")?;
-                let published = hub.topics.publish(topic, data.to_owned());
+                let published = hub.topics.publish_acked(topic, "", data.to_owned()).await;
                 published.map(|()| "published".into()).map_err(|error| error.to_string())
             }
             ["quit"] => {

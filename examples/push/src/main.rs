@@ -10,13 +10,15 @@
 //! |---|---|
 //! | browsers | WebSocket at `/ws`, server-sent events at `/events?topic=T` ([`web`]) |
 //! | devices | lines on TCP ([`lines`]) |
-//! | programs | an API with a key: publish, broadcast, presence, history, disconnect ([`web`]) |
+//! | programs | an API with a key: publish, broadcast, presence, history, disconnect, and figures at `/metrics` ([`web`]) |
 //!
 //! A token says who may subscribe to what and publish what ([`token`]). A client that comes back
 //! with the cursor of the message that it saw last gets what it missed, as far as `--history` has
-//! it, and else the report of a gap. Members of WebSocket and of events read the log of their topic
+//! it, and else the report of a gap. With `--nats` several nodes have the same topics, and a client
+//! comes back to any of them. Members of WebSocket and of events read the log of their topic
 //! at their own pace; devices are members of 16 bytes.
 
+mod figures;
 mod hub;
 mod lines;
 #[cfg(test)]
@@ -36,6 +38,8 @@ use ringserve::log::LogOptions;
 use ringserve::server::{Driver, MultiService};
 use ringserve::topics::{History, TopicOptions};
 use ringserve::{Limits, Server, Shard, http};
+use ringserve_nats::NatsOptions;
+use ringserve_topics_nats::NatsBridge;
 
 use crate::hub::{Gateway, Hub};
 use crate::lines::Devices;
@@ -66,6 +70,18 @@ struct Args {
     /// Seconds for which they are kept.
     #[arg(long, default_value_t = 3600, value_name = "SECONDS")]
     history_seconds: u64,
+    /// Servers of NATS with JetStream, by which nodes with the same ones have the same topics.
+    #[arg(long, value_name = "nats://ADDR:PORT,..", value_delimiter = ',')]
+    nats: Vec<String>,
+    /// Forwards messages between nodes alone, without an order and history of NATS.
+    #[arg(long, requires = "nats")]
+    nats_live: bool,
+    /// The first token of the subjects of NATS, and the name of the stream.
+    #[arg(long, default_value = "push", value_name = "NAME")]
+    namespace: String,
+    /// Lets another process listen at the same addresses, such as the next release of this one.
+    #[arg(long)]
+    share_port: bool,
     /// Shards; by default one for each CPU.
     #[arg(long, value_name = "N")]
     shards: Option<usize>,
@@ -74,10 +90,20 @@ struct Args {
     driver: Driver,
 }
 
+/// The bridge to other nodes, if there is one.
+fn bridge(args: &Args) -> Option<NatsBridge> {
+    let (first, others) = args.nats.split_first()?;
+    let options = others.iter().fold(NatsOptions::new(first).name("push"), NatsOptions::server);
+    Some(match args.nats_live {
+        true => NatsBridge::live(options, &args.namespace),
+        false => NatsBridge::stream(options, &args.namespace),
+    })
+}
+
 fn server(args: &Args) -> Server<MultiService> {
     let history = History::last(args.history).within(Duration::from_secs(args.history_seconds));
     let tokens = Tokens::new(args.token_secret.as_deref(), args.anonymous);
-    let gateway = Gateway::new(TopicOptions::new(history), tokens, &args.api_key);
+    let gateway = Gateway::new(TopicOptions::new(history), tokens, &args.api_key, bridge(args));
     // A device that only listens says nothing; one that vanished answers no probe of the kernel.
     let limits = Limits::default().first_frame_timeout(None).idle_timeout(None).frame_bytes_max(64 << 10);
     let hub = move |shard: &Shard| shard.shared_rc(|| Hub::new(shard, &gateway));
@@ -85,6 +111,7 @@ fn server(args: &Args) -> Server<MultiService> {
     Server::new()
         .shards(args.shards)
         .driver(args.driver)
+        .share_port(args.share_port)
         .service(tcp(args.listen).framing(Lines::default()).limits(limits).name("lines"), move |shard| {
             Devices(hub(shard))
         })

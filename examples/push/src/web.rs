@@ -12,8 +12,9 @@ use http_body_util::{BodyExt, Limited};
 use percent_encoding::percent_decode_str;
 use ringserve::Shard;
 use ringserve::http::hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
-use ringserve::http::hyper::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE};
+use ringserve::http::hyper::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use ringserve::http::hyper::{Method, Request, Response, StatusCode};
+use ringserve::metrics::Metrics;
 use ringserve::sync::AskError;
 use ringserve::time::Sleep;
 use ringserve::topics::{PublishError, Since, SubscribeError, TopicReader};
@@ -22,6 +23,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use subtle::ConstantTimeEq;
 
+use crate::figures;
 use crate::hub::{Hub, Seat};
 use crate::token::Rights;
 
@@ -81,7 +83,9 @@ fn bad(why: impl ToString) -> Failed {
 
 fn unpublished(error: PublishError) -> Failed {
     let status = match error {
-        PublishError::Full | PublishError::Gone => StatusCode::SERVICE_UNAVAILABLE,
+        PublishError::Full | PublishError::Gone | PublishError::Disconnected => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
         _ => StatusCode::BAD_REQUEST,
     };
     (status, error.to_string())
@@ -111,7 +115,8 @@ impl Web {
             (&Method::GET, "/") => Ok(page()),
             (&Method::GET, "/ws") => Ok(self.socket(request)),
             (&Method::GET, "/events") => self.events(&request).await,
-            (_, path) if path.starts_with("/api/") => match self.is_allowed(&request) {
+            (&Method::GET, "/metrics") if self.is_allowed(&request) => Ok(self.metrics().await),
+            (_, path) if path.starts_with("/api/") || path == "/metrics" => match self.is_allowed(&request) {
                 true => self.api(request).await.map(|value| text(StatusCode::OK, value.to_string())),
                 false => Err((StatusCode::UNAUTHORIZED, "authorization: Bearer KEY is missing".into())),
             },
@@ -132,14 +137,15 @@ impl Web {
         match (request.method().as_str(), &path["/api/".len()..]) {
             ("POST", "publish") => {
                 let Publish { topic, key, data } = read(request).await?;
-                topics.publish_keyed(&topic, key, data.to_string()).map_err(unpublished)?;
+                // The answer says that it is kept.
+                topics.publish_acked(&topic, key, data.to_string()).await.map_err(unpublished)?;
                 Ok(json!({}))
             }
             ("POST", "broadcast") => {
                 let Broadcast { topics: all, data } = read(request).await?;
                 let data = Bytes::from(data.to_string());
                 for topic in all {
-                    topics.publish(&topic, data.clone()).map_err(unpublished)?;
+                    topics.publish_acked(&topic, "", data.clone()).await.map_err(unpublished)?;
                 }
                 Ok(json!({}))
             }
@@ -155,7 +161,7 @@ impl Web {
                 for shard in 0..shards {
                     members.extend(topics.members(&topic, shard, 0).await.map_err(unanswered)?);
                 }
-                let count = topics.count(&topic).await.map_err(unanswered)?;
+                let count = topics.count_on_all_nodes(&topic).await.map_err(unanswered)?;
                 let members: Vec<&str> = members.iter().map(|member| &**member).collect();
                 Ok(json!({ "count": count, "members": members }))
             }
@@ -171,6 +177,21 @@ impl Web {
             }
             _ => Err((StatusCode::NOT_FOUND, "not found".into())),
         }
+    }
+
+    /// Figures of the server, its topics and its bridge, as text for Prometheus.
+    async fn metrics(&self) -> Response<Content> {
+        let gateway = &self.hub.gateway;
+        let mut text = String::new();
+        figures::write(gateway.figures.ask_all(|_shard| ()).await.into_iter().flatten().flatten(), &mut text);
+        if let Some(bridge) = &gateway.bridge {
+            figures::write_bridge(&bridge.stats(), &mut text);
+        }
+        let mut of_server = String::new();
+        self.hub.topics.shard().server().metrics().write_prometheus(&mut of_server);
+        let mut answer = Response::new(Content::Whole(Bytes::from(text + &of_server)));
+        answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(Metrics::CONTENT_TYPE));
+        answer
     }
 
     /// A topic as server-sent events, from the cursor in `Last-Event-ID` on.
@@ -316,7 +337,7 @@ impl Client<'_> {
                 Err(format!("not allowed: {topic}"))
             }
             Asked::Publish { topic, data } => {
-                let published = hub.topics.publish(&topic, data.to_string());
+                let published = hub.topics.publish_acked(&topic, "", data.to_string()).await;
                 published.map(|()| json!({ "published": topic })).map_err(|error| error.to_string())
             }
         }

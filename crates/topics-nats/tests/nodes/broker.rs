@@ -13,7 +13,7 @@ use ringserve::testing::{ClientStream, Net, Sim};
 
 pub const ADDR: &str = "10.0.0.21:4222";
 
-/// How the broker behaves.
+/// The behaviour of the broker.
 #[derive(Default)]
 pub struct Script {
     /// No port is open, and connections are reset.
@@ -22,16 +22,16 @@ pub struct Script {
     pub is_plain: Cell<bool>,
     /// Bytes of a piece that it sends; 0 for all.
     pub piece: Cell<usize>,
-    /// One of so many republished messages is lost; 0 for none.
+    /// One of this number of republished messages is lost; 0 for none.
     pub loses: Cell<u64>,
-    /// One of so many answers of the stream is cut short or says nonsense; 0 for none.
+    /// One of this number of answers of the stream is none, or says nonsense; 0 for none.
     pub lies: Cell<u64>,
 }
 
 /// A message that the stream keeps.
 #[derive(Clone)]
 pub struct Kept {
-    /// What nodes make of the time when the stream was made.
+    /// The number that nodes derive from the time when the stream was made.
     pub epoch: u64,
     pub seq: u64,
     pub subject: String,

@@ -81,7 +81,7 @@ fn misbehaves(sim: &Sim, broker: &Rc<Broker>, steps: u64, forgets: bool) -> Rc<C
     is_over
 }
 
-/// What a client saw: messages, and reports of a gap.
+/// An event that a client saw: messages, and reports of a gap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Seen {
     Message(Cursor, String),
@@ -229,7 +229,7 @@ fn what_is_missing_is_told() {
                     may_miss = true;
                     continue;
                 };
-                // A stream that was made anew gives numbers again, and may take a message once more.
+                // A stream that was made again gives numbers again, and may take a message once more.
                 let is_it = |place: &usize| {
                     let kept = &taken[*place];
                     (kept.epoch, kept.seq, &kept.payload) == (cursor.epoch, cursor.seq, text)
@@ -289,11 +289,11 @@ fn live_messages_are_missing_at_gaps_alone() {
                             let number: u64 = number.parse().unwrap();
                             ended += usize::from(number == 30);
                             let expected = next.insert(by.into(), number + 1).unwrap_or(0);
-                            // A loss at the other end is told there.
+                            // A loss at the other end is reported there.
                             let may = may_miss.insert(by.into(), false).unwrap_or(true);
                             let is_own = by == n.to_string();
                             assert!(number >= expected, "{text} comes twice, or late");
-                            assert!(!is_own || number == expected, "{text} of its own node is missing");
+                            assert!(!is_own || number == expected, "{text} of this node is missing");
                             assert!(number == expected || may || !is_own, "{text} is missing");
                         }
                     }

@@ -223,7 +223,7 @@ fn stream_has_one_order_and_misses_nothing() {
     (18..20).for_each(|n| assert_eq!(late.gets(&n.to_string()), seen[0][n]));
     eventually("members of all nodes are counted", SOON, || late.ask("?news") == "Some(4)");
 
-    // NATS is away: nothing is published, and nothing is told.
+    // NATS is away: nothing is published, and no gap is reported.
     broker.stop();
     nodes.iter().for_each(Node::goes_down);
     assert_eq!(publishers[0].ask("news refused"), "Disconnected");

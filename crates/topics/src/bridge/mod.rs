@@ -1,4 +1,4 @@
-//! The seam to other nodes: what a bridge gets, and what it gives.
+//! The way to other nodes: what a bridge gets, and what it gives.
 //!
 //! ```text
 //!   publish on any shard ──▶ shard of the bridge ──▶ Link::publish ──▶ broker
@@ -51,17 +51,17 @@ pub(crate) fn message<'a>(topic: &'a str, key: &'a [u8], payload: &'a Bytes) -> 
 }
 
 /// The result of a publish that waits until the message is kept.
-pub type Acked = Pin<Box<dyn Future<Output = Result<(), PublishError>>>>;
+pub type AckFuture = Pin<Box<dyn Future<Output = Result<(), PublishError>>>>;
 
 /// The number of a topic's members on all other nodes; nothing where the bridge does not know it.
-pub type Counted = Pin<Box<dyn Future<Output = Option<usize>>>>;
+pub type CountFuture = Pin<Box<dyn Future<Output = Option<usize>>>>;
 
 /// A bridge at work, on the first shard. Its methods are called while topics are in use, so they
 /// call no method of [`BridgedTopics`]: they queue, and tasks of the bridge do the rest.
 pub trait Link {
     /// Begins to follow a topic, which has a member on this node, or a log. A bridge that numbers
-    /// answers by [`BridgedTopics::fill`]; until then nobody is a member. A topic that was followed
-    /// already begins anew.
+    /// answers by [`BridgedTopics::fill`]; until then the topic has no member. One that was followed
+    /// already begins again.
     fn join(&self, topic: &Arc<str>);
 
     /// Ends to follow a topic.
@@ -78,30 +78,30 @@ pub trait Link {
     fn publish(&self, message: BridgeMessage<'_>) -> Result<(), PublishError>;
 
     /// Publishes a message, and waits until it is kept. A bridge that only forwards keeps nothing.
-    fn publish_acked(&self, message: BridgeMessage<'_>) -> Acked;
+    fn publish_acked(&self, message: BridgeMessage<'_>) -> AckFuture;
 
-    /// Has the other nodes know that this one has so many members of a topic. It is called once a
+    /// Reports to the other nodes that this one has `count` members of a topic. It is called once a
     /// second for each topic that is followed.
     fn set_count(&self, topic: &Arc<str>, count: usize);
 
     /// Counts the members of a topic on all other nodes.
-    fn count(&self, topic: &str) -> Counted;
+    fn count(&self, topic: &str) -> CountFuture;
 }
 
 /// A topic as a bridge that numbers knows it.
 #[derive(Debug)]
 pub struct Fill {
-    /// The life of the order: another one where numbers began anew.
+    /// The life of the order: another one where numbers began again.
     pub epoch: u64,
     /// All messages behind this number are in `messages`; earlier ones may be missing.
     pub floor: u64,
     /// The newest messages, the oldest first.
-    pub messages: Vec<Numbered>,
+    pub messages: Vec<NumberedMessage>,
 }
 
 /// A message with its number in the order of a bridge.
 #[derive(Clone, Debug)]
-pub struct Numbered {
+pub struct NumberedMessage {
     /// Its number, which grows within a topic and has holes.
     pub seq: u64,
     /// The key that it was published under.
@@ -116,7 +116,7 @@ pub(crate) enum BridgeNews {
     Receive(Box<[u8]>, Bytes),
     Lost,
     Fill(Fill),
-    Deliver(Numbered),
+    Deliver(NumberedMessage),
     Gap { epoch: u64, floor: u64 },
 }
 
@@ -125,7 +125,7 @@ pub(crate) trait Home {
     fn take(&self, topic: &str, news: BridgeNews);
 }
 
-/// What all shards see of a bridge.
+/// The state of a bridge that all shards see.
 #[derive(Debug, Default)]
 pub(crate) struct BridgeState {
     is_up: AtomicBool,
@@ -189,7 +189,7 @@ impl BridgedTopics {
 
     /// Delivers the next message of a topic, from a bridge that numbers. Its number is larger than
     /// those before.
-    pub fn deliver(&self, topic: &str, message: Numbered) {
+    pub fn deliver(&self, topic: &str, message: NumberedMessage) {
         self.take(topic, BridgeNews::Deliver(message));
     }
 
