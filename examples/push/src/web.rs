@@ -15,7 +15,7 @@ use ringserve::http::hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use ringserve::http::hyper::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use ringserve::http::hyper::{Method, Request, Response, StatusCode};
 use ringserve::metrics::Metrics;
-use ringserve::sync::AskError;
+use ringserve::sync::{AskError, Draining};
 use ringserve::time::Sleep;
 use ringserve::topics::{PublishError, Since, SubscribeError, TopicReader};
 use ringserve::websocket::{Message, Outgoing, Socket, SocketError, Upgrades, WebSocketOptions, close};
@@ -214,7 +214,8 @@ impl Web {
         feed.set_shown(Some(rights.user.clone()));
         let (seat, shard) = (hub.seat(&rights.user, None), hub.topics.shard().clone());
         let comment = shard.sleep(Duration::ZERO);
-        let events = EventStream { feed, seat, ended: None, comment, shard };
+        let draining = shard.draining();
+        let events = EventStream { feed, seat, ended: None, draining, comment, shard };
         let answer = Response::builder()
             .header(CONTENT_TYPE, "text/event-stream")
             .header(CACHE_CONTROL, "no-store")
@@ -238,6 +239,7 @@ enum Event {
     Message(Result<Option<Message>, SocketError>),
     Entry(Bytes),
     Disconnected,
+    Draining,
 }
 
 /// A client of WebSocket, its topics, and who it is.
@@ -262,6 +264,8 @@ async fn talk(hub: &Rc<Hub>, rights: Option<Rights>, mut socket: Socket) -> Resu
                 socket.send(answer.to_string()).await?;
             }
             Event::Entry(entry) => socket.send(Outgoing::text_unchecked(entry)).await?,
+            // The client comes back to another process, with its cursor.
+            Event::Draining => return socket.close(close::GOING_AWAY, "shutdown").await,
             Event::Disconnected => return socket.close(close::POLICY, "disconnected").await,
         }
     }
@@ -278,6 +282,7 @@ impl Client<'_> {
             }
         };
         let (mut message, mut ended) = (pin!(socket.next()), pin!(ended));
+        let mut draining = self.hub.topics.shard().draining();
         poll_fn(|task| {
             if let Poll::Ready(message) = message.as_mut().poll(task) {
                 return Poll::Ready(Event::Message(message));
@@ -291,6 +296,9 @@ impl Client<'_> {
                     feeds.rotate_left(n + 1);
                     return Poll::Ready(Event::Entry(entry));
                 }
+            }
+            if Pin::new(&mut draining).poll(task).is_ready() {
+                return Poll::Ready(Event::Draining);
             }
             Poll::Pending
         })
@@ -359,20 +367,22 @@ pub struct EventStream {
     seat: Seat,
     /// Waits for the order to disconnect.
     ended: Option<Pin<Box<dyn Future<Output = ()>>>>,
+    draining: Draining,
     comment: Sleep,
     shard: Shard,
 }
 
 impl EventStream {
     fn poll(&mut self, task: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        let end = self.seat.end.clone();
-        let ended = self.ended.get_or_insert_with(|| Box::pin(async move { end.notified().await }));
-        if ended.as_mut().poll(task).is_ready() {
-            return Poll::Ready(None);
-        }
         if let Poll::Ready(event) = self.feed.poll_next(task) {
             self.comment = self.shard.sleep(COMMENT);
             return Poll::Ready(Some(event));
+        }
+        let end = self.seat.end.clone();
+        let ended = self.ended.get_or_insert_with(|| Box::pin(async move { end.notified().await }));
+        // In a shutdown the client comes back to another process, with its cursor.
+        if ended.as_mut().poll(task).is_ready() || Pin::new(&mut self.draining).poll(task).is_ready() {
+            return Poll::Ready(None);
         }
         if Pin::new(&mut self.comment).poll(task).is_ready() {
             self.comment = self.shard.sleep(COMMENT);
