@@ -44,6 +44,11 @@
 #![deny(clippy::disallowed_methods)]
 #![deny(clippy::too_many_lines)]
 
+/// The programs of the guide's page.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide/nodes.md")]
+struct Guide;
+
 mod bridge;
 mod counts;
 mod follows;

@@ -2,8 +2,9 @@
 
 use std::convert::Infallible;
 
+use ringserve::service::{OpenCx, Refusal, Session};
 use ringserve::topics::{self, FormId, ShardTopics, Since, Slow, Subscriber, Topics};
-use ringserve::{Cx, Frame, OpenCx, Refusal, Service, Session, Shard};
+use ringserve::{Cx, Frame, Service, Shard};
 
 /// `+topic since` subscribes, `-topic` ends it, `topic text` publishes, `!topic text` waits until
 /// it is kept, `?topic` counts the members on all nodes.
