@@ -233,7 +233,10 @@ def shard_row(shard):
         "Busy": [share(shard["busy"])],
         "Starved": [share(shard["starved"])],
         "Asleep": [share(shard["asleep"])],
-        "Connections": [count(shard["connections"]), f"{count(shard['accept_queue'])} waiting"],
+        "Connections": [count(shard["connections"]), ", ".join(
+            [f"{count(shard['accept_queue'])} waiting"]
+            + [f"{count(n)} accepted ({why})" for why, n in shard.get("accepted_waiting", {}).items()]
+        )],
         "Frames": [count(shard["frames"]), plural(shard["turns"], "turn")],
         "Buffers": [count(shard["buffers_used"]), f"of {count(shard['buffers'])}"],
     }

@@ -34,6 +34,7 @@ def shard(number, busy, starved, connections, **others):
         "buffers_used": 12 + number,
         "buffers": 64,
         "accept_queue": number % 2,
+        "accepted_waiting": {"behind": 1_200, "limit": 1} if number == 1 else {},
     }
     return figures | others
 

@@ -39,7 +39,7 @@ pub use limits::{ConnLimits, IdleActivity, LimitError, Limits, ReadRateAction, S
 pub use reasons::{CloseKind, CloseReason, ClosedBy, ConnStats, RefusedBy};
 pub use shard::{
     ConnFigure, ConnFigures, ConnState, ConnView, EndedConn, Frames, Lane, Next, ParkOutcome, Quota, Rest,
-    Shard, Whole,
+    Shard, WaitCounts, Whole,
 };
 pub use tables::{ConnId, LaneId};
 pub use time::{AcceptRate, Stamp, Time};

@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -287,6 +288,9 @@ pub struct ShardReport {
     pub buffers: Option<u64>,
     /// Connections that wait to be accepted by it.
     pub accept_queue: u64,
+    /// Connections that it accepted and that wait for a place, by the reason why: `limit`, `rate`,
+    /// `postponed` and `behind`. Reasons for which none waits are left out.
+    pub accepted_waiting: BTreeMap<String, u64>,
 }
 
 /// One service.

@@ -51,7 +51,7 @@
 //! | `connections_closed_total` | `reason`, `closed_by` | connections that ended |
 //! | `headroom_connections` | | connections that may come before [`ServerLimits::connections_max`](crate::limits::ServerLimits::connections_max) or the descriptors are used up |
 //! | `refused_total` | `why` | new connections that were refused, by [cause](RefusedBy::name) |
-//! | `accepted_waiting` | | connections that were accepted and wait for a place ([`ShardStats::accepted_waiting`](crate::stats::ShardStats::accepted_waiting)) |
+//! | `accepted_waiting` | `why` | connections that were accepted and wait for a place ([`WaitCounts`](crate::stats::WaitCounts)): `limit`, `rate`, `postponed`, `behind` |
 //! | `waited_total`, `accept_paused_total`, `accept_held_total` | | new connections that found a limit reached, and how often accepting paused at a limit, or waited for the server's rate |
 //! | `admission_prefixes`, `admission_connections`, `admission_sketched` | | what the limits on addresses hold ([`AdmissionStats`](crate::stats::AdmissionStats)) |
 //! | `key_rates_keys`, `key_rates_refused_total`, `key_rates_sketched_total` | `rates` | rates by key ([`KeyRatesStats`]), by their [name](crate::admission::KeyLimits::name), once a shard was asked of one |
@@ -108,7 +108,7 @@ use crate::server::running::ServerHandle;
 use crate::shard::remote::control::ServerControl;
 use crate::snapshot::Snapshot;
 use crate::snapshot::durations::CallFigures;
-use crate::stats::{ConnStats, DriverStats, ServerStats, ShardTimes};
+use crate::stats::{ConnStats, DriverStats, ServerStats, ShardTimes, WaitCounts};
 #[cfg(feature = "log")]
 use crate::subscriber::lines_dropped;
 
@@ -207,6 +207,17 @@ impl Collector for Metrics {
         to.counter("log_lines_dropped", what, lines_dropped() + ringserve_base::log_thread::dropped())?;
         self.histograms(&mut to)
     }
+}
+
+/// The connections that were accepted and wait, by the reason why.
+fn accepted_waiting(to: &mut Families<'_>, stats: &ServerStats) -> fmt::Result {
+    let mut sums = WaitCounts::default().named();
+    for shard in &stats.shards {
+        let named = shard.accepted_waiting_by.named();
+        sums.iter_mut().zip(named).for_each(|((_, sum), (_, count))| *sum += count);
+    }
+    let each = sums.map(|(why, count)| (label("why", why), count as u64));
+    to.gauges("accepted_waiting", "Connections that were accepted and wait for a place", None, each)
 }
 
 /// Without the log that ships it drops nothing.
@@ -315,9 +326,7 @@ impl Metrics {
         let sketched = [(Vec::new(), admission.sketched as u64)];
         to.gauges("admission_sketched", "Those of them beyond what is tracked exactly", None, sketched)?;
         self.key_rates(to)?;
-        let newcomers: u64 = stats.shards.iter().map(|shard| shard.accepted_waiting as u64).sum();
-        let what = "Connections that were accepted and wait for a place";
-        to.gauges("newcomers", what, None, [(Vec::new(), newcomers)])?;
+        accepted_waiting(to, stats)?;
         to.counter("waited", "Connections that waited since a limit was reached", counters.waited)?;
         to.counter("accept_paused", "Times that accepting stopped at a limit", counters.accept_paused)
     }

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use durations::Durations;
 use ringserve_buf::BufferStats;
-use ringserve_core::{ConnStats, DriverStats, Time};
+use ringserve_core::{ConnStats, DriverStats, Time, WaitCounts};
 use working::WorkWords;
 
 use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
@@ -109,6 +109,7 @@ impl Snapshot {
                 break;
             }
         }
+        stats.accepted_waiting = stats.accepted_waiting_by.total();
         for service in std::mem::take(&mut stats.services) {
             stats.add(service);
         }
@@ -211,9 +212,9 @@ impl<'a, W: Iterator<Item = &'a AtomicU64>> Publishing<'a, W> {
         each_of_buffers(&mut stats, |count| self.put(*count));
     }
 
-    pub(crate) fn sizes(&mut self, held_bytes: usize, newcomers: usize) {
+    pub(crate) fn sizes(&mut self, held_bytes: usize, mut waiting: WaitCounts) {
         self.put(held_bytes as u64);
-        self.put(newcomers as u64);
+        waiting.each_count(|count| self.put(*count as u64));
     }
 }
 
@@ -245,7 +246,7 @@ fn each_word(stats: &mut ShardStats, mut visit: impl FnMut(&mut u64)) {
     stats.driver.each_count(&mut visit);
     each_of_buffers(&mut stats.buffers, &mut visit);
     visit_size(&mut stats.held_bytes, &mut visit);
-    visit_size(&mut stats.accepted_waiting, &mut visit);
+    stats.accepted_waiting_by.each_count(|count| visit_size(count, &mut visit));
 }
 
 fn each_of_buffers(stats: &mut BufferStats, mut visit: impl FnMut(&mut u64)) {
@@ -280,7 +281,7 @@ mod tests {
         publishing.connections(figures.upstreams.counters, figures.upstreams.connections);
         publishing.driver(figures.driver);
         publishing.buffers(figures.buffers);
-        publishing.sizes(figures.held_bytes, figures.accepted_waiting);
+        publishing.sizes(figures.held_bytes, figures.accepted_waiting_by);
         assert!(publishing.words.next().is_none_or(|rest| rest.load(Ordering::Relaxed) == 0));
     }
 
@@ -296,7 +297,8 @@ mod tests {
         assert_eq!((stats.driver.turns, stats.driver.submissions_delayed), (7, 7));
         let buffers = stats.buffers;
         assert_eq!((buffers.total, buffers.free, buffers.with_kernel, buffers.leased), (7, 7, 7, 7));
-        assert_eq!((stats.held_bytes, stats.accepted_waiting), (7, 7));
+        assert_eq!((stats.held_bytes, stats.accepted_waiting), (7, 4 * 7));
+        assert!(stats.accepted_waiting_by.named().iter().all(|(_, count)| *count == 7));
         assert!(stats.services.iter().all(|of| of.counters.reasons().all(|(_, count)| count == 7)));
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 pub use ringserve_buf::BufferStats;
 use ringserve_core::LaneId;
-pub use ringserve_core::{Account, ConnStats, DriverStats};
+pub use ringserve_core::{Account, ConnStats, DriverStats, WaitCounts};
 pub use stall::{ShardTimes, Stall, StallCause, StalledWork};
 pub use upstream_figures::{BACKENDS_REPORTED_MAX, BackendFigures, UpstreamFigures, UpstreamSource};
 
@@ -38,6 +38,8 @@ pub struct ShardStats {
     /// Connections that it accepted and that wait for a place: a burst brings some before accepting
     /// stops at a limit. No accept queue counts them.
     pub accepted_waiting: usize,
+    /// The same, by the reason why they wait.
+    pub accepted_waiting_by: WaitCounts,
     /// True if all of the above is what the shard said some time ago: a handler blocks it for more
     /// than 250 ms, its loop panicked, or
     /// [`ServerControl::stats_now`](crate::ServerControl::stats_now) was called on a shard's own

@@ -38,7 +38,7 @@ use crate::time::{Stamp, Wheel};
 use crate::{ConnId, ConnStats, LaneId, Limits, Observer, Op, ServerLimits, Time};
 
 use accept::Accepting;
-pub use accept::Quota;
+pub use accept::{Quota, WaitCounts};
 use channels::Channels;
 use drain::Drain;
 pub use frames::{Frames, Next, ParkOutcome, Rest, Whole};

@@ -1,5 +1,6 @@
 //! Reports: everything that is seen of a server, as one value.
 
+use std::collections::BTreeMap;
 use std::process;
 use std::time::Duration;
 
@@ -204,9 +205,15 @@ fn shards(running: &Running, now: &Sample, stats: &[crate::stats::ShardStats]) -
             buffers_used: known(stats.buffers.leased as u64),
             buffers: known(stats.buffers.total as u64),
             accept_queue: waiting(shard),
+            accepted_waiting: accepted_waiting(stats),
         }
     });
     each.collect()
+}
+
+fn accepted_waiting(stats: &crate::stats::ShardStats) -> BTreeMap<String, u64> {
+    let each = stats.accepted_waiting_by.named().into_iter().filter(|(_, count)| *count > 0);
+    each.map(|(why, count)| (why.to_owned(), count as u64)).collect()
 }
 
 /// The reasons that occurred, those of most connections first.

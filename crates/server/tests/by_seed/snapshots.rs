@@ -27,7 +27,14 @@ impl Service for Counts {
         assert_eq!(stats.stale_shards().count(), 0, "no turn takes time here");
         match &*line {
             b"newcomers" => {
-                let newcomers: usize = stats.shards.iter().map(|shard| shard.accepted_waiting).sum();
+                let each =
+                    stats.shards.iter().map(|shard| (shard.accepted_waiting, shard.accepted_waiting_by));
+                let (mut newcomers, mut at_limit) = (0, 0);
+                for (waiting, by) in each {
+                    assert_eq!((waiting, by.rate, by.postponed), (by.limit + by.behind, 0, 0));
+                    (newcomers, at_limit) = (newcomers + waiting, at_limit + by.limit);
+                }
+                assert_eq!(newcomers > 0, at_limit > 0, "the first one of a queue waits for a place");
                 let ConnStats { accepted, opened, .. } = stats.counters;
                 cx.reply(format!("{newcomers} {}", accepted - opened));
             }

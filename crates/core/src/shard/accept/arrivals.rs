@@ -4,7 +4,7 @@
 use core::net::SocketAddr;
 
 use super::RETRY;
-use super::queue::{Waiting, Why};
+use super::queue::{WaitCounts, Waiting, Why};
 use crate::shard::Shard;
 use crate::shard::lanes::Wave;
 use crate::shard::turn::Event;
@@ -94,6 +94,13 @@ impl<O: Observer> Shard<O> {
     /// stops.
     pub fn newcomers(&self) -> usize {
         self.accepting.waiting()
+    }
+
+    /// The same, by the reason why they wait. It looks at each of them.
+    pub fn newcomers_by_reason(&self) -> WaitCounts {
+        let mut counts = WaitCounts::default();
+        self.accepting.listeners.iter().for_each(|listener| listener.queue.count(&mut counts));
+        counts
     }
 
     /// Notes that a slot is free, or perhaps a descriptor.

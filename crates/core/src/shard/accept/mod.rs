@@ -19,6 +19,7 @@ use crate::{LaneId, Time};
 
 use crowd::Crowd;
 use listeners::{Listener, Pauses};
+pub use queue::WaitCounts;
 pub use quota::Quota;
 use quota::{Places, Reserve, Tokens};
 

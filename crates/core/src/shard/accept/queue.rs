@@ -30,6 +30,50 @@ pub(super) enum Why {
     Others,
 }
 
+/// Accepted connections that wait, by the reason why.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WaitCounts {
+    /// No place is left: a limit on connections or on those that have not begun is reached, or the
+    /// process has no descriptor.
+    pub limit: usize,
+    /// The rate of all listeners together has no token.
+    pub rate: usize,
+    /// The code that admits connections postponed them, or is asked for them again.
+    pub postponed: usize,
+    /// They are behind others of their listener.
+    pub behind: usize,
+}
+
+impl WaitCounts {
+    /// The number of all.
+    pub fn total(self) -> usize {
+        self.named().map(|(_, count)| count).iter().sum()
+    }
+
+    /// Each count with the name of its reason, as metrics and reports have it.
+    pub fn named(self) -> [(&'static str, usize); 4] {
+        let WaitCounts { limit, rate, postponed, behind } = self;
+        [("limit", limit), ("rate", rate), ("postponed", postponed), ("behind", behind)]
+    }
+
+    /// Visits each count, in the order of [`named`](WaitCounts::named).
+    pub fn each_count(&mut self, visit: impl FnMut(&mut usize)) {
+        let WaitCounts { limit, rate, postponed, behind } = self;
+        [limit, rate, postponed, behind].into_iter().for_each(visit);
+    }
+
+    fn add(&mut self, why: Why) {
+        let count = match why {
+            Why::Limit => &mut self.limit,
+            Why::Rate => &mut self.rate,
+            Why::Retry | Why::Postponed => &mut self.postponed,
+            Why::Others => &mut self.behind,
+        };
+        *count += 1;
+    }
+}
+
 /// A socket that waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
@@ -74,6 +118,11 @@ impl Queue {
 
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
+    }
+
+    /// Counts each waiting socket by the reason why.
+    pub(super) fn count(&self, counts: &mut WaitCounts) {
+        self.waiting.iter().for_each(|waiting| counts.add(waiting.why));
     }
 
     /// The number of sockets for which the services are asked.
@@ -200,6 +249,21 @@ mod tests {
         queue.waiting.iter().map(|waiting| (waiting.socket.0, waiting.why)).collect()
     }
 
+    fn counts(queue: &Queue) -> [(&'static str, usize); 4] {
+        let mut counts = WaitCounts::default();
+        queue.count(&mut counts);
+        counts.named()
+    }
+
+    #[test]
+    fn sockets_are_counted_by_what_they_wait_for() {
+        let mut queue = Queue::new();
+        for (number, why) in (1..).zip([Why::Limit, Why::Rate, Why::Rate, Why::Retry, Why::Others]) {
+            queue.push(Waiting { socket: Socket(number), peer: None, why });
+        }
+        assert_eq!(counts(&queue), [("limit", 1), ("rate", 2), ("postponed", 1), ("behind", 1)]);
+    }
+
     #[test]
     fn those_put_back_keep_their_order_in_front_of_who_came_later() {
         let mut queue = asked(1..=3);
@@ -209,6 +273,7 @@ mod tests {
         }
         let all = [(1, Why::Postponed), (2, Why::Postponed), (3, Why::Postponed), (4, Why::Others)];
         assert_eq!((waiting(&queue), queue.rests_until()), (all.into(), Some(at(3))));
+        assert_eq!(counts(&queue), [("limit", 0), ("rate", 0), ("postponed", 3), ("behind", 1)]);
         queue.invariants();
         queue.go_on(at(2));
         assert!(queue.is_put_off(), "the last one sets the time");

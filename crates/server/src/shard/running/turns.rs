@@ -202,6 +202,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
             buffers: self.lane.parts.driver.pool().counts(),
             held_bytes: self.core.held_bytes(),
             accepted_waiting: self.core.newcomers(),
+            accepted_waiting_by: self.core.newcomers_by_reason(),
             ..ShardStats::default()
         };
         for (lane, name) in self.lane.common.names.lanes() {
@@ -283,7 +284,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
         publishing.connections(counters, connections);
         publishing.driver(lane.parts.driver.stats());
         publishing.buffers(lane.parts.driver.pool().counts());
-        publishing.sizes(core.held_bytes(), core.newcomers());
+        publishing.sizes(core.held_bytes(), core.newcomers_by_reason());
         drop(publishing);
         let Common { shard, meter, losses, now, .. } = &mut lane.common;
         meter.published(*now);
