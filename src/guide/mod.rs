@@ -22,8 +22,9 @@ page!(deployment, "deployment.md", not(doctest));
 // Its program is compiled by the crate that it is about.
 page!(gateway, "gateway.md", not(doctest));
 page!(inspecting, "inspecting.md", not(doctest));
-// Its programs are compiled by the crate that it is about.
+// The programs of these are compiled by the crates that they are about.
 page!(nats, "nats.md", not(doctest));
+page!(nodes, "nodes.md", not(doctest));
 page!(operating, "operating.md", not(doctest));
 page!(replies, "replies.md", not(doctest));
 page!(replacing, "replacing.md", not(doctest));
