@@ -315,7 +315,8 @@ impl Upstream {
         found.is_some()
     }
 
-    /// What there is and what happened. Requests in flight and successes are told by the shards about once a millisecond.
+    /// What there is and what happened. Requests in flight and successes are told by the shards about
+    /// once a millisecond while requests come, and else once a second.
     pub fn stats(&self) -> UpstreamStats {
         let backends = self.state.backends();
         UpstreamStats {

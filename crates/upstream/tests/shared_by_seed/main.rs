@@ -3,12 +3,15 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
 use ringserve::framing::Lines;
+use ringserve::net::Framed;
 use ringserve::testing::{ClientStream, Faults, Net, Sim};
-use ringserve::upstream::{Multiplexed, Pipelined, Request, Upstream, UpstreamError};
+use ringserve::upstream::{Multiplexed, Names, Pipelined, Request, Upstream, UpstreamError};
 use ringserve::{Cx, Frame, Server, Service, Shard};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -47,6 +50,20 @@ impl Asks {
         Asks::ById(upstream.multiplexed(shard, Lines::default(), id, write).id_max(40))
     }
 
+    fn connections_max(self, connections: usize) -> Asks {
+        match self {
+            Asks::InOrder(client) => Asks::InOrder(client.connections_max(connections)),
+            Asks::ById(client) => Asks::ById(client.connections_max(connections)),
+        }
+    }
+
+    fn setup(self, setup: impl AsyncFn(&mut Framed<Lines>) -> io::Result<()> + 'static) -> Asks {
+        match self {
+            Asks::InOrder(client) => Asks::InOrder(client.setup(setup)),
+            Asks::ById(client) => Asks::ById(client.setup(setup)),
+        }
+    }
+
     /// Asks, and returns the answer without its id.
     async fn ask(&self, request: Request<'_>) -> Result<String, UpstreamError> {
         let text = |answer: Frame| String::from_utf8(answer.to_vec()).unwrap();
@@ -74,6 +91,7 @@ struct Backend {
     is_asked_alone: Cell<bool>,
     answers_twice: Cell<bool>,
     accepted: Cell<usize>,
+    /// The times that each question was heard, by its kind and number.
     heard: RefCell<BTreeMap<String, u32>>,
 }
 
@@ -103,7 +121,9 @@ impl Backend {
             let idle = if self.ends_idle.get() { 300 * MILLI } else { 10_000 * SECOND };
             let Ok(Ok(Some(question))) = net.timeout(idle, stream.line()).await else { return };
             let number = question.rsplit(' ').next().unwrap().to_owned();
-            *self.heard.borrow_mut().entry(number.clone()).or_default() += 1;
+            // Without its id.
+            let kind = if question.contains("again ") { "again" } else { "once" };
+            *self.heard.borrow_mut().entry(format!("{kind} {number}")).or_default() += 1;
             if self.is_silent.get() {
                 continue;
             }
@@ -139,8 +159,28 @@ impl Backend {
     }
 }
 
+/// The times that each question was heard, by all backends together.
+fn heard(backends: &[Rc<Backend>]) -> BTreeMap<String, u32> {
+    let mut all = BTreeMap::new();
+    for backend in backends {
+        for (question, times) in &*backend.heard.borrow() {
+            *all.entry(question.clone()).or_default() += times;
+        }
+    }
+    all
+}
+
 /// Runs code with a client on a shard, until it is done.
 fn run<C>(sim: &Sim, upstream: &Upstream, by_id: bool, code: C)
+where
+    C: AsyncFn(Shard, Asks) + 'static,
+{
+    let is_done = begin(sim, upstream, by_id, code);
+    assert!(sim.run_until(3600 * SECOND, || is_done.get()), "the code of the test does not end");
+}
+
+/// Begins code with a client on a shard. What it returns is true once that is done.
+fn begin<C>(sim: &Sim, upstream: &Upstream, by_id: bool, code: C) -> Rc<Cell<bool>>
 where
     C: AsyncFn(Shard, Asks) + 'static,
 {
@@ -157,7 +197,7 @@ where
         });
         Idle
     });
-    assert!(sim.run_until(3600 * SECOND, || is_done.get()), "the code of the test does not end");
+    is_done
 }
 
 fn upstream(count: usize) -> Upstream {
@@ -214,14 +254,9 @@ fn each_answer_is_that_of_its_question() {
             let answered = load(&shard, &asks, 12, 20).await;
             assert!(answered > 0, "none of 240 is answered");
         });
-        let mut heard = BTreeMap::<String, u32>::new();
-        for backend in &backends {
-            for (number, times) in &*backend.heard.borrow() {
-                *heard.entry(number.clone()).or_default() += times;
-            }
-        }
-        // Tries of what may be asked twice are bounded, those of others are one: the load tells them apart by what it asked.
-        assert!(heard.values().all(|times| *times <= 3), "{heard:?}");
+        let most = |question: &str| if question.starts_with("again") { 3 } else { 1 };
+        let heard = heard(&backends);
+        assert!(heard.iter().all(|(question, times)| *times <= most(question)), "{heard:?}");
     });
 }
 
@@ -244,12 +279,7 @@ fn question_that_is_asked_once_is_heard_once() {
                 shard.sleep(MILLI * [0, 295, 305][shard.random() as usize % 3]).await;
             }
         });
-        let mut heard = BTreeMap::<String, u32>::new();
-        for backend in &backends {
-            for (number, times) in &*backend.heard.borrow() {
-                *heard.entry(number.clone()).or_default() += times;
-            }
-        }
+        let heard = heard(&backends);
         assert!(heard.values().all(|times| *times == 1), "{heard:?}");
     });
 }
@@ -345,5 +375,200 @@ fn answer_too_many_ends_its_connection() {
             assert_eq!(asks.ask(Request::new("once 2")).await.unwrap(), "answer 2");
         });
         assert_eq!(backend.accepted.get(), 2);
+    });
+}
+
+#[test]
+fn shared_connections_follow_the_addresses_of_a_name() {
+    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
+        let ip = |addr: &str| addr.parse::<SocketAddr>().unwrap().ip();
+        let backends = ADDRS.map(|addr| Backend::start(sim, addr));
+        sim.name("answers.internal", [ip(ADDRS[0])]);
+        // The first question comes before the first answer, and waits for it.
+        sim.name_takes("answers.internal", 2 * SECOND);
+        let names = Names::new("answers.internal:80").refresh(5 * SECOND);
+        let (upstream, by_id) = (Upstream::names("answers", names), sim.seed().is_multiple_of(2));
+        let is_moved = Rc::new(Cell::new(false));
+        let goes_on = is_moved.clone();
+        let is_done = begin(sim, &upstream, by_id, async move |shard, asks| {
+            assert_eq!(asks.ask(Request::new("once 1")).await.unwrap(), "answer 1");
+            while !goes_on.get() {
+                shard.sleep(SECOND).await;
+            }
+            assert_eq!(asks.ask(Request::new("once 2")).await.unwrap(), "answer 2");
+        });
+        sim.run_for(4 * SECOND);
+        sim.name("answers.internal", [ip(ADDRS[1])]);
+        sim.run_for(10 * SECOND);
+        is_moved.set(true);
+        assert!(sim.run_until(10 * SECOND, || is_done.get()), "the code of the test does not end");
+        assert_eq!(backends.map(|backend| backend.heard.borrow().len()), [1, 1]);
+    });
+}
+
+/// Teaches the client that backends end idle connections after 300 ms.
+async fn learn(shard: &Shard, asks: &Asks) {
+    for n in 0..4 {
+        let question = format!("once learn.{n}");
+        assert_eq!(asks.ask(Request::new(&question)).await.unwrap(), format!("answer learn.{n}"));
+        shard.sleep(400 * MILLI).await;
+    }
+}
+
+#[test]
+fn connection_about_to_end_makes_room_for_another_one() {
+    Sim::seeds(20).run(|sim| {
+        let backend = Backend::start(sim, ADDRS[0]);
+        backend.ends_idle.set(true);
+        let by_id = sim.seed().is_multiple_of(2);
+        run(sim, &upstream(1), by_id, async |shard, asks| {
+            let asks = asks.connections_max(1);
+            learn(&shard, &asks).await;
+            for n in 0..20 {
+                let question = format!("once {n}");
+                assert_eq!(asks.ask(Request::new(&question)).await.unwrap(), format!("answer {n}"));
+                // The last tenth of the time in which it is idle.
+                shard.sleep(MILLI * (250 + shard.random() % 60) as u32).await;
+            }
+        });
+        assert!(heard(&[backend]).values().all(|times| *times == 1));
+    });
+}
+
+#[test]
+fn time_learned_for_shared_connections_is_forgotten() {
+    Sim::seeds(20).run(|sim| {
+        let backend = Backend::start(sim, ADDRS[0]);
+        backend.ends_idle.set(true);
+        let (by_id, keeps) = (sim.seed().is_multiple_of(2), backend.clone());
+        run(sim, &upstream(1), by_id, async move |shard, asks| {
+            learn(&shard, &asks).await;
+            keeps.ends_idle.set(false);
+            for n in 0..100 {
+                if n == 20 {
+                    keeps.accepted.set(0);
+                }
+                let question = format!("once {n}");
+                assert_eq!(asks.ask(Request::new(&question)).await.unwrap(), format!("answer {n}"));
+                shard.sleep(290 * MILLI).await;
+            }
+        });
+        assert_eq!(backend.accepted.get(), 0, "connections are made though all are kept");
+    });
+}
+
+#[test]
+fn quiet_shard_says_what_it_has() {
+    Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
+        let backend = Backend::start(sim, ADDRS[0]);
+        backend.slow.set(true);
+        let (by_id, upstream) = (sim.seed().is_multiple_of(2), upstream(1).answer_timeout(20 * SECOND));
+        let stats = upstream.clone();
+        run(sim, &upstream, by_id, async move |shard, asks| {
+            let left = Rc::new(Cell::new(11));
+            for n in 0..11 {
+                let (asks, left) = (asks.clone(), left.clone());
+                shard.spawn(async move {
+                    let question = format!("once {n}");
+                    assert_eq!(asks.ask(Request::new(&question)).await.unwrap(), format!("answer {n}"));
+                    left.set(left.get() - 1);
+                });
+                shard.sleep(2 * MILLI).await;
+            }
+            while left.get() > 0 {
+                shard.sleep(MILLI).await;
+            }
+            shard.sleep(2 * SECOND).await;
+            let told = &stats.stats().backends[0];
+            assert_eq!((told.requests, told.answers, told.in_flight), (11, 11, 0));
+            assert_eq!((told.connections, told.idle), (1, 1));
+        });
+    });
+}
+
+#[test]
+fn setup_that_panics_is_a_failed_attempt() {
+    Sim::seeds(20).allow_panics(|said| said.contains("planted")).run(|sim| {
+        let _backend = Backend::start(sim, ADDRS[0]);
+        let by_id = sim.seed().is_multiple_of(2);
+        run(sim, &upstream(1), by_id, async |_shard, asks| {
+            let attempts = Cell::new(0);
+            let asks = asks.setup(async move |_: &mut Framed<Lines>| {
+                attempts.set(attempts.get() + 1);
+                assert!(attempts.get() > 1, "planted: a setup panics");
+                Ok(())
+            });
+            let failed = asks.ask(Request::new("once 1")).await;
+            assert!(matches!(failed, Err(UpstreamError::Failed(_))), "{failed:?}");
+            assert_eq!(asks.ask(Request::new("once 2")).await.unwrap(), "answer 2");
+        });
+    });
+}
+
+#[test]
+fn id_that_panics_ends_the_connection() {
+    Sim::seeds(20).allow_panics(|said| said.contains("planted")).run(|sim| {
+        let backend = Backend::start(sim, ADDRS[0]);
+        let upstream = upstream(1);
+        let (stats, addr) = (upstream.clone(), "10.0.0.1:7000".parse::<SocketAddr>().unwrap());
+        let is_done = Rc::new(Cell::new(false));
+        let done = is_done.clone();
+        sim.serve(Server::bind(addr).framing(Lines::default()), move |shard| {
+            let id = |answer: &Frame| {
+                let text = String::from_utf8(answer.to_vec()).unwrap();
+                assert!(!text.ends_with(" 1"), "planted: an id panics");
+                text.split(' ').next()?.parse().ok()
+            };
+            let write = |id: u64, payload: &[u8], out: &mut Vec<u8>| {
+                assert!(payload != b"once 3", "planted: a question panics");
+                out.extend_from_slice(format!("{id} ").as_bytes());
+                out.extend_from_slice(payload);
+            };
+            let asks = upstream.multiplexed(shard, Lines::default(), id, write);
+            let (on, stats, done) = (shard.clone(), stats.clone(), done.clone());
+            shard.spawn(async move {
+                on.sleep(SECOND).await;
+                let failed = asks.ask(Request::new("once 1")).await;
+                assert!(matches!(failed, Err(UpstreamError::Failed(_))), "{failed:?}");
+                assert!(asks.ask(Request::new("once 2")).await.is_ok());
+                let asking = asks.clone();
+                assert!(on.spawn(async move { asking.ask("once 3").await.map(drop) }).await.is_err());
+                on.sleep(2 * SECOND).await;
+                let told = &stats.stats().backends[0];
+                assert_eq!(
+                    (told.connections, told.idle),
+                    (1, 1),
+                    "a question that was not asked is under way"
+                );
+                done.set(true);
+            });
+            Idle
+        });
+        assert!(sim.run_until(60 * SECOND, || is_done.get()), "the code of the test does not end");
+        assert_eq!(backend.accepted.get(), 2);
+    });
+}
+
+#[test]
+fn equal_keys_meet_on_shared_connections() {
+    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
+        let backends = ADDRS.map(|addr| Backend::start(sim, addr));
+        let by_id = sim.seed().is_multiple_of(2);
+        run(sim, &upstream(2), by_id, async |_shard, asks| {
+            for n in 0..80 {
+                let question = format!("once {n}");
+                let request = Request::new(&question).key(format!("tenant {}", n % 8));
+                assert_eq!(asks.ask(request).await.unwrap(), format!("answer {n}"));
+            }
+        });
+        let mut places = BTreeMap::<u32, Vec<usize>>::new();
+        for (place, backend) in backends.iter().enumerate() {
+            for question in backend.heard.borrow().keys() {
+                let number: u32 = question[5..].parse().unwrap();
+                places.entry(number % 8).or_default().push(place);
+            }
+        }
+        assert!(places.values().all(|places| places.iter().all(|place| *place == places[0])), "{places:?}");
+        assert!(backends.iter().all(|backend| !backend.heard.borrow().is_empty()));
     });
 }

@@ -16,6 +16,7 @@ use ringserve_server::framing::Framing;
 use ringserve_server::net::{Framed, is_local_failure};
 use ringserve_server::{Frame, Shard, Stream};
 
+use super::keeper;
 use super::line::{Ages, Id, Line, Over};
 use super::slots::{End, Fate, Matcher};
 use crate::backend::Counts;
@@ -23,6 +24,7 @@ use crate::clients::request::Request;
 use crate::connect::connect_counted;
 use crate::error::UpstreamError;
 use crate::health;
+use crate::names;
 use crate::policy::backoff;
 use crate::policy::keep_alive::KeepAlive;
 use crate::policy::part_of;
@@ -59,6 +61,12 @@ pub(crate) struct Lines<F: Framing> {
 impl<F: Framing> Part for Lines<F> {
     fn leaves(&self) {
         self.all.borrow().iter().for_each(|line| line.retire());
+    }
+
+    fn connections(&self) -> (u64, u64) {
+        let all = self.all.borrow();
+        let idle = all.iter().filter(|line| line.in_flight() == 0).count();
+        (all.len() as u64, idle as u64)
     }
 }
 
@@ -133,6 +141,8 @@ impl<F: Framing + Clone> Asker<F> {
             || Lines { all: RefCell::default(), attempt: RefCell::default(), learned: RefCell::default() };
         let view = Rc::new(View::new(upstream, shard, make_part));
         health::begin(upstream, shard, &view);
+        names::begin(upstream, shard, &view);
+        keeper::begin(&view, Lines::look);
         Rc::new(Asker {
             view,
             framing,
@@ -164,7 +174,9 @@ impl<F: Framing + Clone> Asker<F> {
         view.count_request();
         let time = request.timeout.unwrap_or(view.upstream.settings().answer_timeout);
         let until = view.now().saturating_add(nanos(time));
-        let mut tries = Tries { tried: Vec::new(), stale: None, sent: 0, unsent: 0, last: None };
+        view.is_resolved(until).await;
+        let (tried, key) = (Vec::new(), request.key);
+        let mut tries = Tries { tried, key, stale: None, sent: 0, unsent: 0, last: None };
         let mut is_retry = false;
         loop {
             let Some(mut choice) = tries.choose(view) else {
@@ -262,23 +274,17 @@ impl<F: Framing + Clone> Asker<F> {
         if let Some(attempt) = &*lines.attempt.borrow() {
             return Some(attempt.clone());
         }
-        let is_counted = |line: &&Rc<Line<F>>| line.has_room(usize::MAX);
-        if lines.all.borrow().iter().filter(is_counted).count() >= self.connections_max.get() {
+        if lines.counted() >= self.connections_max.get() && !lines.retire_stalest(self.view.now()) {
             return None;
         }
         let attempt = Rc::new(Attempt::default());
         *lines.attempt.borrow_mut() = Some(attempt.clone());
-        let (this, member, done) = (self.clone(), member.clone(), attempt.clone());
+        let (this, connecting) =
+            (self.clone(), AttemptGuard { member: member.clone(), attempt: attempt.clone() });
         self.view.shard.spawn(async move {
-            let connected = this.connect(&member).await;
-            member.part.attempt.take();
-            match connected {
-                Ok(framed) => {
-                    this.add(&member, framed);
-                    done.end(Ok(()));
-                }
-                Err(error) => done.end(Err(Arc::new(error))),
-            }
+            let connected = this.connect(&connecting.member).await;
+            let connected = connected.map(|framed| this.add(&connecting.member, framed));
+            connecting.end(connected);
         });
         Some(attempt)
     }
@@ -332,6 +338,31 @@ impl<F: Framing + Clone> Asker<F> {
 }
 
 impl<F: Framing> Lines<F> {
+    /// Connections that take further questions.
+    fn counted(&self) -> usize {
+        self.all.borrow().iter().filter(|line| line.has_room(usize::MAX)).count()
+    }
+
+    /// Makes room for another connection, where one is idle for longer than it may be to be lent.
+    /// False if there is none.
+    fn retire_stalest(&self, now: u64) -> bool {
+        let lent_until = self.learned.borrow().lent_until();
+        let all = self.all.borrow();
+        let idle = all.iter().filter(|line| line.has_room(usize::MAX));
+        let idle = idle.filter_map(|line| Some((line.idle(now)?, line)));
+        let stalest = idle.filter(|(idle, _)| *idle >= lent_until).max_by_key(|(idle, _)| *idle);
+        stalest.map(|(_, line)| line.retire()).is_some()
+    }
+
+    /// Notes how long idle connections are kept.
+    fn look(&self, now: u64) {
+        for line in self.all.borrow().iter() {
+            if let Some(idle) = line.idle(now) {
+                self.learned.borrow_mut().is_kept_for(idle);
+            }
+        }
+    }
+
     fn ended(&self, over: Over, now: u64, counts: &Counts) {
         if over.is_stray {
             Counts::add(&counts.stray, 1);
@@ -348,6 +379,28 @@ impl<F: Framing + Clone> Drop for Asker<F> {
         for member in self.view.members() {
             member.part.leaves();
         }
+    }
+}
+
+/// An attempt under way. Its drop ends it: what makes a connection is user code, and may panic.
+struct AttemptGuard<F: Framing> {
+    member: Rc<Member<Lines<F>>>,
+    attempt: Rc<Attempt>,
+}
+
+impl<F: Framing> AttemptGuard<F> {
+    fn end(&self, connected: io::Result<()>) {
+        let is_over = self.attempt.result.borrow().is_some();
+        if !is_over {
+            self.member.part.attempt.take();
+            self.attempt.end(connected.map_err(Arc::new));
+        }
+    }
+}
+
+impl<F: Framing> Drop for AttemptGuard<F> {
+    fn drop(&mut self) {
+        self.end(Err(io::Error::other("what sets a connection up panicked")));
     }
 }
 
@@ -412,6 +465,7 @@ impl Broken {
 /// The tries of a question.
 struct Tries<F: Framing> {
     tried: Vec<Rc<Member<Lines<F>>>>,
+    key: Option<u64>,
     /// A backend where a connection was dead that had been used before: another one may do, if no other backend is left.
     stale: Option<Rc<Member<Lines<F>>>>,
     /// Those that may have reached a backend.
@@ -423,8 +477,12 @@ struct Tries<F: Framing> {
 impl<F: Framing> Tries<F> {
     /// A backend where this question was not, or else the one whose connection was dead.
     fn choose(&mut self, view: &Rc<View<Lines<F>>>) -> Option<Choice<Lines<F>>> {
-        if let Some(choice) = view.choose(&self.tried, None) {
-            return Some(choice);
+        let choice = match self.key {
+            Some(key) => view.choose_by_key(key, &self.tried, None),
+            None => view.choose(&self.tried, None),
+        };
+        if choice.is_some() {
+            return choice;
         }
         let stale = self.stale.take()?;
         self.tried.retain(|member| !Rc::ptr_eq(member, &stale));

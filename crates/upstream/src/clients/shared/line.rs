@@ -97,11 +97,11 @@ impl<F: Framing> Line<F> {
             is_over: Cell::new(false),
             reader: RefCell::default(),
         });
-        let (this, on) = (line.clone(), shard.clone());
+        let ending = EndGuard { line: line.clone(), over: Some(over) };
+        let mut reading = Reading { line: line.clone(), reader, id, tick: shard.sleep(LOOKS_EACH) };
         shard.spawn_named("answers of an upstream", async move {
-            let mut reading = Reading { line: this, reader, id, tick: on.sleep(LOOKS_EACH) };
             let ended = poll_fn(|task| reading.poll(task)).await;
-            over(&reading.line, ended);
+            ending.end(ended);
         });
         line
     }
@@ -156,18 +156,16 @@ impl<F: Framing> Line<F> {
     /// If it has no frame.
     pub(crate) fn ask(&self, write: impl FnOnce(u64) -> Vec<u8>) -> io::Result<u32> {
         let now = self.shard.now().as_nanos();
-        if self.is_used.replace(true) && self.slots.borrow().is_empty() {
-            self.is_unproven.set(true);
-        }
+        let was_idle = self.slots.borrow().is_empty();
         let (place, id) = self.slots.borrow_mut().add(now);
+        let unasked = PlaceGuard { slots: &self.slots, place };
         let question = write(id);
         let stream = self.writer.stream();
         let before = stream.unsent_bytes();
-        if let Err(error) = self.writer.queue(&question) {
-            // No answer comes to what was not asked, and the order of the others has a hole: it ends with them.
-            self.retire();
-            self.slots.borrow_mut().abandon(place);
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, error));
+        self.writer.queue(&question).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+        std::mem::forget(unasked);
+        if self.is_used.replace(true) && was_idle {
+            self.is_unproven.set(true);
         }
         let bytes = stream.unsent_bytes().saturating_sub(before);
         // Below a transport that keeps what it seals, nothing is known.
@@ -223,6 +221,46 @@ impl<F: Framing> Line<F> {
         let is_out = self.backend.is_gone.load(Relaxed) || self.backend.is_drained.load(Relaxed);
         if is_late || is_idle || is_out || now >= self.ages.old_at {
             self.is_retired.set(true);
+        }
+    }
+}
+
+/// The place of a question that is being made, which is user code. Its drop gives the place back.
+struct PlaceGuard<'a> {
+    slots: &'a RefCell<Slots<Frame>>,
+    place: u32,
+}
+
+impl Drop for PlaceGuard<'_> {
+    fn drop(&mut self) {
+        self.slots.borrow_mut().cancel(self.place);
+    }
+}
+
+/// The end of a connection that is to come. Its drop ends the connection: what reads an answer is
+/// user code, and may panic.
+struct EndGuard<F: Framing, O: FnOnce(&Rc<Line<F>>, Over)> {
+    line: Rc<Line<F>>,
+    over: Option<O>,
+}
+
+impl<F: Framing, O: FnOnce(&Rc<Line<F>>, Over)> EndGuard<F, O> {
+    fn end(mut self, ended: Over) {
+        if let Some(over) = self.over.take() {
+            over(&self.line, ended);
+        }
+    }
+}
+
+impl<F: Framing, O: FnOnce(&Rc<Line<F>>, Over)> Drop for EndGuard<F, O> {
+    fn drop(&mut self) {
+        // With the shard all ends.
+        if let Some(over) = self.over.take()
+            && std::thread::panicking()
+        {
+            self.line.end(End::Malformed);
+            self.line.writer.stream().abort();
+            over(&self.line, Over { idle: None, is_stray: false });
         }
     }
 }

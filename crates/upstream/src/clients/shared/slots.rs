@@ -53,6 +53,14 @@ impl Matcher {
         }
     }
 
+    /// Forgets a question that was not asked, with its place or its id.
+    fn forget(&mut self, place: u32) {
+        match self {
+            Matcher::InOrder(order) => order.retain(|other| *other != place),
+            Matcher::ById { places, .. } => places.retain(|_, other| *other != place),
+        }
+    }
+
     fn has_id_left(&self) -> bool {
         match self {
             Matcher::InOrder(_) => true,
@@ -222,6 +230,15 @@ impl<A> Slots<A> {
         }
     }
 
+    /// Takes a question out that was not asked: no answer comes to it.
+    pub(crate) fn cancel(&mut self, place: u32) {
+        if let Some(Slot { fate: Fate::Awaited(_), is_abandoned: false, .. }) = self.all[place as usize] {
+            self.awaited -= 1;
+            self.matching.forget(place);
+            self.remove(place);
+        }
+    }
+
     fn remove(&mut self, place: u32) {
         self.all[place as usize] = None;
         self.free.push(place);
@@ -267,6 +284,21 @@ mod tests {
         assert_eq!(taken(&mut slots, second), Some(11));
         assert!(!answers(&mut slots, None, 12));
         assert!(slots.is_empty());
+    }
+
+    #[test]
+    fn question_that_was_not_asked_has_no_place() {
+        for matching in [Matcher::InOrder(VecDeque::new()), Matcher::by_id(2)] {
+            let mut slots: Slots<u32> = Slots::new(matching);
+            let (first, first_id) = slots.add(0);
+            let (second, _) = slots.add(0);
+            slots.cancel(second);
+            assert_eq!((slots.awaited(), slots.has_room(10)), (1, true));
+            let (third, third_id) = slots.add(0);
+            assert!(answers(&mut slots, Some(first_id), 1) && answers(&mut slots, Some(third_id), 3));
+            assert_eq!((taken(&mut slots, first), taken(&mut slots, third)), (Some(1), Some(3)));
+            assert!(slots.is_empty());
+        }
     }
 
     #[test]
