@@ -3,7 +3,7 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -18,7 +18,9 @@ pub(super) fn begin<C: Connection>(pools: &Rc<Pools<C>>) {
     let (shard, weak) = (pools.view.shard.clone(), Rc::downgrade(pools));
     let name = format!("idle connections to {}", pools.view.upstream.name());
     let on = shard.clone();
+    let again = RestartGuard(weak.clone());
     on.spawn_named(name, async move {
+        let _again = again;
         let mut ticks = shard.interval(LOOKS_EACH);
         loop {
             let mut tick = pin!(ticks.tick());
@@ -36,6 +38,20 @@ pub(super) fn begin<C: Connection>(pools: &Rc<Pools<C>>) {
             pools.view.tell_connections();
         }
     });
+}
+
+/// Begins the task again if it panics, as a connection that it looks at may. The other connections
+/// are watched on.
+struct RestartGuard<C: Connection>(Weak<Pools<C>>);
+
+impl<C: Connection> Drop for RestartGuard<C> {
+    fn drop(&mut self) {
+        if std::thread::panicking()
+            && let Some(pools) = self.0.upgrade()
+        {
+            begin(&pools);
+        }
+    }
 }
 
 impl<C: Connection> Pools<C> {

@@ -60,6 +60,8 @@ pub(crate) struct Pools<C: Connection> {
     connect: Connect<C>,
     /// Calls that wait for a connection to any backend.
     waiting: Cell<usize>,
+    /// Idle connections to all backends.
+    idle: Rc<Cell<usize>>,
     /// Wakes the keeper.
     keeper: RefCell<Waker>,
     /// When the last line was written about what no question asked for.
@@ -74,8 +76,9 @@ pub(crate) struct Pool<C> {
     open: Rc<Cell<usize>>,
     connecting: Rc<Cell<usize>>,
     learned: RefCell<KeepAlive>,
-    /// Since when calls wait without one that got what it waited for; and when the last one left the queue.
+    /// Since when calls wait without one that got a connection.
     stuck_since: Cell<u64>,
+    /// When the last call left the queue.
     waited_at: Cell<u64>,
 }
 
@@ -127,6 +130,8 @@ impl Drop for Counted {
 struct Kept<C> {
     connection: C,
     _open: Counted,
+    /// Among the idle ones, while it is one.
+    idle: Option<Counted>,
     /// When it is too old to be lent, in nanoseconds.
     old_at: u64,
     uses: u64,
@@ -153,7 +158,8 @@ pub(crate) fn nanos(time: Duration) -> u64 {
 impl<C: Connection> Pools<C> {
     pub(crate) fn new(view: Rc<View<Pool<C>>>, connect: Connect<C>) -> Rc<Pools<C>> {
         let keeper = RefCell::new(Waker::noop().clone());
-        let pools = Rc::new(Pools { view, connect, waiting: Cell::new(0), keeper, warned_at: Cell::new(0) });
+        let (waiting, idle) = (Cell::new(0), Rc::default());
+        let pools = Rc::new(Pools { view, connect, waiting, idle, keeper, warned_at: Cell::new(0) });
         keeper::begin(&pools);
         pools
     }
@@ -215,7 +221,10 @@ impl<C: Connection> Pools<C> {
                 continue;
             }
             match kept.connection.poll_idle(&mut Context::from_waker(Waker::noop())) {
-                Poll::Pending => return Some(kept),
+                Poll::Pending => {
+                    kept.idle = None;
+                    return Some(kept);
+                }
                 Poll::Ready(happened) => self.note_end(member, happened, idle),
             }
         }
@@ -277,24 +286,12 @@ impl<C: Connection> Pools<C> {
     fn connect_one(self: &Rc<Pools<C>>, member: &Rc<Member<Pool<C>>>) {
         let pool = &member.part;
         let (open, connecting) = (Counted::new(&pool.open), Counted::new(&pool.connecting));
-        let (pools, member, made) = (self.clone(), member.clone(), (self.connect)(member.clone()));
+        let made = (self.connect)(member.clone());
+        let (pools, member) = (self.clone(), member.clone());
+        let attempt = Attempt { pools, member, counted: Some((open, connecting)) };
         self.view.shard.spawn(async move {
             let made = made.await;
-            drop(connecting);
-            member.part.stuck_since.set(pools.view.now());
-            match made {
-                Ok(connection) => pools.add(&member, connection, open),
-                Err(error) => {
-                    drop(open);
-                    let waiter = member.part.waiters.borrow_mut().pop_front();
-                    match waiter {
-                        Some(waiter) => waiter.give(Err(error)),
-                        // Those that waited gave up before it failed.
-                        None => pools.view.blame(&member, &error),
-                    }
-                }
-            }
-            pools.connect_more(&member);
+            attempt.end(made);
         });
     }
 
@@ -308,6 +305,7 @@ impl<C: Connection> Pools<C> {
             Kept {
                 connection,
                 _open: open,
+                idle: None,
                 old_at: now.saturating_add(age),
                 uses: 0,
                 was_idle: false,
@@ -332,6 +330,7 @@ impl<C: Connection> Pools<C> {
             return self.note_end(member, happened, 0);
         }
         kept.was_idle = true;
+        kept.idle = Some(Counted::new(&self.idle));
         let mut idle = pool.idle.borrow_mut();
         idle.push(kept);
         let oldest = (idle.len() > self.limits().idle_max).then(|| idle.remove(0));
@@ -342,20 +341,19 @@ impl<C: Connection> Pools<C> {
 
     /// Closes what is idle for the longest, over the bound of all backends together.
     fn bound_idle(&self) {
-        let members = self.view.members();
-        let idle = |member: &Rc<Member<Pool<C>>>| member.part.idle.borrow().len();
-        let mut over = members.iter().map(idle).sum::<usize>().saturating_sub(self.limits().idle_total_max);
-        while over > 0 {
-            let since = |member: &&Rc<Member<Pool<C>>>| {
+        while self.idle.get() > self.limits().idle_total_max {
+            let since = |member: &Member<Pool<C>>| {
                 member.part.idle.borrow().first().map_or(u64::MAX, |kept| kept.idle_since)
             };
-            let Some(member) = members.iter().min_by_key(since) else { return };
+            let Some(member) = self.view.least_by(since) else { return };
             let oldest = {
                 let mut idle = member.part.idle.borrow_mut();
                 (!idle.is_empty()).then(|| idle.remove(0))
             };
-            drop(oldest);
-            over -= 1;
+            // None is left of those that are asked: the others are closed already.
+            if oldest.is_none() {
+                return;
+            }
         }
     }
 
@@ -363,6 +361,52 @@ impl<C: Connection> Pools<C> {
     fn keeps_none(&self, member: &Member<Pool<C>>) -> bool {
         let state = &member.state;
         self.view.shard.is_stopping() || state.is_gone.load(Relaxed) || state.is_drained.load(Relaxed)
+    }
+}
+
+/// A connection that is being made. Its drop ends the attempt: what makes a connection is user
+/// code, and may panic.
+struct Attempt<C: Connection> {
+    pools: Rc<Pools<C>>,
+    member: Rc<Member<Pool<C>>>,
+    /// Among those that are open, and those that are being made.
+    counted: Option<(Counted, Counted)>,
+}
+
+impl<C: Connection> Attempt<C> {
+    fn end(mut self, made: io::Result<C>) {
+        self.finish(made);
+    }
+
+    fn finish(&mut self, made: io::Result<C>) {
+        let Some((open, connecting)) = self.counted.take() else { return };
+        drop(connecting);
+        let (pools, member) = (&self.pools, &self.member);
+        match made {
+            Ok(connection) => {
+                member.part.stuck_since.set(pools.view.now());
+                pools.add(member, connection, open);
+            }
+            Err(error) => {
+                drop(open);
+                let waiter = member.part.waiters.borrow_mut().pop_front();
+                match waiter {
+                    Some(waiter) => waiter.give(Err(error)),
+                    // Those that waited gave up before it failed.
+                    None => pools.view.blame(member, &error),
+                }
+            }
+        }
+        pools.connect_more(member);
+    }
+}
+
+impl<C: Connection> Drop for Attempt<C> {
+    fn drop(&mut self) {
+        // With the shard all ends.
+        if std::thread::panicking() {
+            self.finish(Err(io::Error::other("what sets a connection up panicked")));
+        }
     }
 }
 

@@ -164,6 +164,11 @@ impl<P: Part> View<P> {
         self.members.borrow().clone()
     }
 
+    /// The backend with the least of something.
+    pub(crate) fn least_by(&self, of: impl Fn(&Member<P>) -> u64) -> Option<Rc<Member<P>>> {
+        self.members.borrow().iter().min_by_key(|member| of(member)).cloned()
+    }
+
     /// True if the backend may be asked.
     pub(crate) fn is_usable(&self, member: &Member<P>) -> bool {
         member.state.standing(self.now()) == Standing::Usable

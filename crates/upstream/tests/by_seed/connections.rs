@@ -231,3 +231,56 @@ fn call_without_room_at_a_backend_is_for_another_one() {
         assert_eq!(failed.get(), 1, "the one that reached the silent backend");
     });
 }
+
+/// A connection that panics when it is looked at, once.
+struct Bomb {
+    plain: Plain,
+    is_armed: Rc<Cell<bool>>,
+}
+
+impl Connection for Bomb {
+    fn poll_idle(&mut self, task: &mut Context<'_>) -> Poll<IdleEvent> {
+        assert!(!self.is_armed.take(), "planted: an idle connection panics");
+        self.plain.poll_idle(task)
+    }
+}
+
+#[test]
+fn connection_that_panics_costs_no_other_one() {
+    Sim::seeds(10).allow_panics(|said| said.contains("planted")).run(|sim| {
+        let backends = backends(sim, 1);
+        backends[0].mode.set(Mode::ClosesIdle(2 * SECOND));
+        let (upstream, is_done) = (upstream(1), Rc::new(Cell::new(false)));
+        let (done, stats, addr) = (is_done.clone(), upstream.clone(), FRONT.parse::<SocketAddr>().unwrap());
+        sim.serve(Server::bind(addr).framing(Lines::default()), move |shard| {
+            let (is_armed, may_begin) = (Rc::new(Cell::new(false)), Cell::new(false));
+            let armed = is_armed.clone();
+            let client = upstream.connections(shard, async move |stream: Stream, _: &Address| {
+                assert!(may_begin.replace(true), "planted: a setup panics");
+                Ok(Bomb { plain: Plain { stream, is_greeted: true }, is_armed: armed.clone() })
+            });
+            let (on, done, stats) = (shard.clone(), done.clone(), stats.clone());
+            shard.spawn(async move {
+                on.sleep(SECOND / 2).await;
+                let begun = on.now();
+                let failed = client.call().take().await.map(drop);
+                assert!(matches!(failed, Err(UpstreamError::Failed(_))), "{failed:?}");
+                assert!(on.now() - begun < SECOND, "a call waits for what panicked");
+                client.call().take().await.unwrap().give_back();
+                is_armed.set(true);
+                on.sleep(2 * SECOND).await;
+                assert!(!is_armed.get());
+                client.call().take().await.unwrap().give_back();
+                on.sleep(5 * SECOND).await;
+                assert_eq!(
+                    stats.stats().backends[0].connections,
+                    0,
+                    "none sees the end of an idle connection"
+                );
+                done.set(true);
+            });
+            PlainFront::new(&upstream, shard)
+        });
+        assert!(sim.run_until(60 * SECOND, || is_done.get()), "the code of the test does not end");
+    });
+}

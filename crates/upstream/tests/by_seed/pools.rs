@@ -196,6 +196,32 @@ fn backend_without_progress_is_passed_over_at_once() {
 }
 
 #[test]
+fn backend_that_swallows_connects_is_passed_over_at_once() {
+    Sim::seeds(10).run(|sim| {
+        let _backends = backends(sim, 1);
+        front(sim, &upstream(1).answer_timeout(30 * SECOND), 1);
+        let ip = |addr: &str| addr.parse::<SocketAddr>().unwrap().ip();
+        sim.partition(ip(FRONT), ip(ADDRS[0]));
+        let waited: Rc<RefCell<Vec<Duration>>> = Rc::default();
+        for client in 0..100 {
+            let waited = waited.clone();
+            sim.client(format!("c{client}"), async move |net| {
+                net.sleep(SECOND / 10 * client).await;
+                let begun = net.now();
+                let mut me = net.connect(FRONT).await?;
+                assert!(asks(&mut me, "once 1").await?.starts_with("no answer"));
+                waited.borrow_mut().push(net.now() - begun);
+                Ok(())
+            });
+        }
+        sim.run_until_done();
+        let long = waited.borrow().iter().filter(|time| **time > SECOND / 4).count();
+        // Those of the first three seconds wait, and then one at a time.
+        assert!((25..=40).contains(&long), "{long} of 100 waited");
+    });
+}
+
+#[test]
 fn idle_connections_to_all_backends_are_bounded() {
     Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
         let backends = backends(sim, 3);
