@@ -69,7 +69,8 @@ async fn share(upstream: &Upstream, shard: &Shard, client: &Weak<dyn Any>) {
             return;
         }
         let backends = upstream.state().backends();
-        watches.retain(|state| !state.is_gone.load(Relaxed));
+        // A check whose task panicked, as a transport may, is begun again.
+        watches.retain(|state| !state.is_gone.load(Relaxed) && state.is_watched.load(Relaxed));
         let part = backends.len().div_ceil(upstream.state().checkers.load(Relaxed).max(1));
         for state in backends.iter() {
             if watches.len() >= part {

@@ -6,13 +6,16 @@ mod file;
 mod system;
 
 use std::any::Any;
+use std::io;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use ringserve_server::Shard;
+use ringserve_server::task::JoinHandle;
 
-use crate::discover::Backends;
+use crate::discover::{Backends, Source};
 use crate::policy::{SECOND, part_of};
 use crate::upstream::Upstream;
 
@@ -49,6 +52,22 @@ fn is_over(shard: &Shard, client: &Weak<dyn Any>) -> bool {
     shard.is_stopping() || client.strong_count() == 0
 }
 
+/// A source that runs, in a separate task: it is user code, and may panic. Its drop ends it.
+struct SourceTask(JoinHandle<io::Result<()>>);
+
+impl SourceTask {
+    fn begin(source: &Arc<dyn Source>, shard: &Shard, backends: &Backends) -> SourceTask {
+        let (source, on, backends) = (source.clone(), shard.clone(), backends.clone());
+        SourceTask(shard.spawn(async move { source.begin(&on, &backends).await }))
+    }
+}
+
+impl Drop for SourceTask {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 /// The one run of a source in the process. Its drop lets another shard run it.
 struct Run {
     upstream: Upstream,
@@ -76,10 +95,10 @@ impl Run {
         let backends = Backends::new(move |backends| upstream.found(backends));
         loop {
             let answers = self.answers();
-            let mut run = source.begin(shard, &backends);
+            let mut run = SourceTask::begin(&source, shard, &backends);
             let ended = loop {
-                match shard.timeout(LOOKS_EACH, &mut run).await {
-                    Ok(ended) => break ended,
+                match shard.timeout(LOOKS_EACH, &mut run.0).await {
+                    Ok(ended) => break ended.unwrap_or_else(|error| Err(io::Error::other(error))),
                     Err(_) if is_over(shard, client) => return,
                     Err(_) => {}
                 }

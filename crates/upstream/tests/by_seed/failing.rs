@@ -1,5 +1,8 @@
 //! Backends that fail: who is asked instead, how often, and how they come back.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
 use ringserve::testing::Faults;
 use ringserve::upstream::{Balance, Check, Health};
 
@@ -159,6 +162,20 @@ fn outage_is_not_multiplied_by_retries() {
         let budget = first / 5 + (200 / 5 + 10) * 5 / 4 + 5 * 10;
         assert!(heard > 100 && retries <= budget, "{heard} heard, {retries} retries, of {budget}");
         sim.run_until_done();
+    });
+}
+
+#[test]
+fn backend_whose_check_panics_is_checked_again() {
+    Sim::seeds(6).allow_panics(|said| said.contains("planted")).run(|sim| {
+        let _backends = backends(sim, 1);
+        let attempts = Arc::new(AtomicUsize::new(0));
+        let upstream = upstream(1).check(Check::connect().interval(SECOND)).transport(move |_| {
+            assert!(attempts.fetch_add(1, SeqCst) > 0, "planted: no transport is made");
+            Err(io::ErrorKind::Unsupported.into())
+        });
+        front(sim, &upstream, 1);
+        assert!(sim.run_until(20 * SECOND, || upstream.stats().backends[0].health == Health::Down));
     });
 }
 

@@ -118,6 +118,7 @@ enum Step {
     Finds(Vec<usize>),
     Fails,
     Ends,
+    Panics,
     Waits(Duration),
 }
 
@@ -137,6 +138,7 @@ impl Discover for Script {
                 Some(Step::Finds(found)) => backends.set(found.iter().map(|index| ADDRS[*index])),
                 Some(Step::Fails) => return Err(io::ErrorKind::ConnectionRefused.into()),
                 Some(Step::Ends) => return Ok(()),
+                Some(Step::Panics) => panic!("planted: a source panics"),
                 Some(Step::Waits(time)) => shard.sleep(time).await,
                 None => shard.sleep(1000 * SECOND).await,
             }
@@ -161,7 +163,8 @@ impl Drop for Running {
 
 #[test]
 fn source_is_believed_but_for_too_few_backends() {
-    Sim::seeds(12).faults(Faults::harmless()).run(|sim| {
+    let faults = Faults::harmless();
+    Sim::seeds(12).faults(faults).allow_panics(|said| said.contains("planted")).run(|sim| {
         let backends = backends(sim, 4);
         let min = 1 + sim.seed() as usize % 2;
         // The last step is taken first.
@@ -169,9 +172,10 @@ fn source_is_believed_but_for_too_few_backends() {
         let mut steps = vec![Step::Finds(last.clone())];
         for _ in 0..20 {
             let random = sim.random();
-            steps.push(match random % 6 {
+            steps.push(match random % 7 {
                 0 => Step::Fails,
                 1 => Step::Ends,
+                6 => Step::Panics,
                 2 => Step::Waits(Duration::from_millis(random >> 8 & 0xfff)),
                 _ => Step::Finds((0..4).filter(|index| random >> (8 + index) & 1 == 1).collect()),
             });
