@@ -3,13 +3,14 @@
 
 use std::cell::Cell;
 use std::convert::Infallible;
+use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
 use ringserve::framing::Lines;
-use ringserve::redis::{RedisClient, RedisError, RedisOptions, Value};
+use ringserve::redis::{RedisClient, RedisError, RedisOptions, ReplyFrames, Value};
 use ringserve::testing::{ClientStream, Net, Sim};
-use ringserve::upstream::Upstream;
+use ringserve::upstream::{Upstream, UpstreamError};
 use ringserve::{Cx, Frame, Server, Service, Shard};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -54,6 +55,8 @@ impl Store {
             let Some(args) = command(&mut stream).await else { return };
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
             let reply = match args[..] {
+                // As Redis does.
+                [] => continue,
                 ["AUTH", "secret"] => {
                     is_in = true;
                     "+OK\r\n".to_owned()
@@ -98,11 +101,19 @@ fn run<C>(sim: &Sim, options: RedisOptions, code: C)
 where
     C: AsyncFn(Shard, RedisClient) + 'static,
 {
+    run_with(sim, move |redis, shard| RedisClient::new(redis, shard, options.clone()), code);
+}
+
+/// Runs code with a client on a shard, until it is done.
+fn run_with<A: 'static, C>(sim: &Sim, make: impl Fn(&Upstream, &Shard) -> A + Send + Sync + 'static, code: C)
+where
+    C: AsyncFn(Shard, A) + 'static,
+{
     let (code, is_done, redis) = (Rc::new(code), Rc::new(Cell::new(false)), Upstream::new("redis", [ADDR]));
     let done = is_done.clone();
     let server = Server::bind("10.0.0.1:7000").framing(Lines::default());
     sim.serve(server, move |shard| {
-        let client = RedisClient::new(&redis, shard, options.clone());
+        let client = make(&redis, shard);
         let (code, done, on) = (code.clone(), done.clone(), shard.clone());
         shard.spawn(async move {
             on.sleep(SECOND).await;
@@ -164,6 +175,46 @@ fn server_that_refuses_says_why() {
         run(sim, RedisOptions::default(), async |_, redis| {
             let error = redis.query(["ECHO", "a"]).await.unwrap_err();
             assert!(matches!(&error, RedisError::Refused(text) if text.starts_with("NOAUTH")), "{error}");
+        });
+    });
+}
+
+#[test]
+fn command_without_a_word_takes_no_reply() {
+    Sim::seeds(10).run(|sim| {
+        Store::start(sim, 1_000_000, 1_000_000);
+        run(sim, RedisOptions::default().password("secret"), async |shard, redis| {
+            let none: [&str; 0] = [];
+            let asking = redis.clone();
+            let asked = shard.spawn(async move { asking.query(none).await.map(drop) });
+            let reply = redis.query(["ECHO", "mine"]).await.unwrap();
+            assert_eq!(reply.value(), Value::Array(vec![Value::Integer(1), Value::Bytes(b"mine")]));
+            for refused in [asked.await.unwrap(), redis.command(none).await.map(drop)] {
+                let Err(RedisError::Upstream(UpstreamError::Failed(error))) = refused else {
+                    panic!("it was asked")
+                };
+                assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            }
+        });
+    });
+}
+
+#[test]
+fn payload_without_a_reply_is_not_sent() {
+    Sim::seeds(10).run(|sim| {
+        Store::start(sim, 1_000_000, 1_000_000);
+        let make = |redis: &Upstream, shard: &Shard| redis.pipelined(shard, ReplyFrames::default());
+        run_with(sim, make, async move |shard, redis| {
+            let login = "*2\r\n$4\r\nAUTH\r\n$6\r\nsecret\r\n";
+            assert_eq!(&redis.ask(login).await.unwrap()[..], b"+OK\r\n");
+            for payload in ["", "*0\r\n"] {
+                let asking = redis.clone();
+                let asked = shard.spawn(async move { asking.ask(payload).await.map(drop) });
+                let reply = redis.ask("*2\r\n$3\r\nSET\r\n$1\r\na\r\n").await.unwrap();
+                assert_eq!(&reply[..], b"+OK\r\n");
+                let Err(UpstreamError::Failed(error)) = asked.await.unwrap() else { panic!("it was asked") };
+                assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            }
         });
     });
 }

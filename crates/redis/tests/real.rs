@@ -117,6 +117,9 @@ fn commands_have_their_replies_in_both_versions() {
             let large = vec![b'x'; 1 << 20];
             redis.command([&b"SET"[..], b"large", &large]).await.unwrap();
             assert_eq!(redis.query(["GET", "large"]).await.unwrap().value(), Value::Bytes(&large));
+            // Nothing is sent without a word: Redis would not reply.
+            let none: [&str; 0] = [];
+            assert!(redis.command(none).await.is_err());
             // Each of many at once has its own reply.
             let asked: Vec<_> = (0..500u32)
                 .map(|n| {

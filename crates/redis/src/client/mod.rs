@@ -41,6 +41,9 @@
 //! is (SUBSCRIBE, MONITOR, SELECT, RESET, CLIENT REPLY), that keep others waiting (BLPOP and its
 //! like), or that belong together (WATCH, MULTI and EXEC, as long as they are sent one by one): a
 //! script does what a transaction does. Redirections of a cluster (MOVED, ASK) come back as errors.
+//!
+//! A command without an argument, such as the words of a blank line, is refused here with
+//! `InvalidInput`: Redis would not reply to it.
 // May use: the protocol's room, upstreams. Begin with: `redis.rs`.
 
 mod redis;

@@ -7,7 +7,7 @@ use ringserve_server::net::Framed;
 use ringserve_server::{Frame, Shard};
 use ringserve_upstream::{Pipelined, Request, Upstream, UpstreamError};
 
-use super::replies::ReplyFrames;
+use super::replies::{ConnectionReplies, has_reply};
 use super::value::Value;
 use crate::resp::Version;
 
@@ -111,30 +111,32 @@ impl fmt::Debug for RedisOptions {
 /// Connections, balancing, checks and retries are those of its [`Upstream`], and of [`Pipelined`].
 #[derive(Clone)]
 pub struct RedisClient {
-    connections: Pipelined<ReplyFrames>,
+    connections: Pipelined<ConnectionReplies>,
 }
 
 impl RedisClient {
     /// A client of this upstream. Made in a factory.
     pub fn new(upstream: &Upstream, shard: &Shard, options: RedisOptions) -> RedisClient {
         let bytes_max = options.reply_bytes_max;
-        let setup = async move |connection: &mut Framed<ReplyFrames>| {
+        let setup = async move |connection: &mut Framed<ConnectionReplies>| {
             for command in options.commands() {
                 connection.queue(&command).map_err(io::Error::other)?;
                 let Some(reply) = connection.next().await else {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 };
-                if let Value::Error(text) = Reply::new(reply?)?.value() {
-                    let text = String::from_utf8_lossy(text).into_owned();
-                    return Err(io::Error::new(
-                        io::ErrorKind::PermissionDenied,
-                        format!("Redis says: {text}"),
-                    ));
+                match Reply::new(reply?) {
+                    Ok(_) => {}
+                    Err(RedisError::Refused(text)) => {
+                        let text = format!("Redis says: {text}");
+                        return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+                    }
+                    Err(RedisError::Upstream(error)) => return Err(error.into()),
                 }
             }
             Ok(())
         };
-        let connections = upstream.pipelined(shard, ReplyFrames).frame_bytes_max(bytes_max).setup(setup);
+        let connections = upstream.pipelined(shard, ConnectionReplies::default());
+        let connections = connections.frame_bytes_max(bytes_max).setup(setup);
         RedisClient { connections }
     }
 
@@ -152,11 +154,12 @@ impl RedisClient {
     /// # Errors
     /// [`RedisError::Refused`] with the server's words, [`RedisError::Upstream`] without a reply:
     /// the command may have been carried out.
+    /// A command without an argument is not sent; its error is `InvalidInput`.
     pub async fn command<A: AsRef<[u8]>>(
         &self,
         args: impl IntoIterator<Item = A>,
     ) -> Result<Reply, RedisError> {
-        self.ask(Request::new(&command(args))).await
+        self.ask(Request::new(&command_with_reply(args)?)).await
     }
 
     /// The same for a command that may be carried out twice, such as one that reads: where its
@@ -168,16 +171,12 @@ impl RedisClient {
         &self,
         args: impl IntoIterator<Item = A>,
     ) -> Result<Reply, RedisError> {
-        self.ask(Request::new(&command(args)).idempotent()).await
+        self.ask(Request::new(&command_with_reply(args)?).idempotent()).await
     }
 
     async fn ask(&self, request: Request<'_>) -> Result<Reply, RedisError> {
         let frame = self.connections.ask(request).await.map_err(RedisError::Upstream)?;
-        let reply = Reply::new(frame).map_err(|error| RedisError::Upstream(UpstreamError::Failed(error)))?;
-        match reply.value() {
-            Value::Error(text) => Err(RedisError::Refused(String::from_utf8_lossy(text).into_owned())),
-            _ => Ok(reply),
-        }
+        Reply::new(frame)
     }
 }
 
@@ -185,6 +184,17 @@ impl fmt::Debug for RedisClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("RedisClient").field(&self.connections).finish()
     }
+}
+
+/// Writes a command to which there is a reply. Without one the reply to the next command would be
+/// taken for its own.
+fn command_with_reply<A: AsRef<[u8]>>(args: impl IntoIterator<Item = A>) -> Result<Vec<u8>, RedisError> {
+    let command = command(args);
+    if has_reply(&command) {
+        return Ok(command);
+    }
+    let error = io::Error::new(io::ErrorKind::InvalidInput, "a command of Redis has no argument");
+    Err(RedisError::Upstream(UpstreamError::Failed(error)))
 }
 
 /// Writes a command: an array of strings.
@@ -213,10 +223,16 @@ pub struct Reply {
 }
 
 impl Reply {
-    fn new(frame: Frame) -> io::Result<Reply> {
+    /// Takes a reply that is no error.
+    fn new(frame: Frame) -> Result<Reply, RedisError> {
         match Value::read(&frame) {
+            Some(Value::Error(text)) => Err(RedisError::Refused(String::from_utf8_lossy(text).into_owned())),
             Some(_) => Ok(Reply { frame }),
-            None => Err(io::Error::new(io::ErrorKind::InvalidData, "a reply of Redis cannot be read")),
+            None => {
+                let why = "a reply of Redis cannot be read";
+                let error = io::Error::new(io::ErrorKind::InvalidData, why);
+                Err(RedisError::Upstream(UpstreamError::Failed(error)))
+            }
         }
     }
 

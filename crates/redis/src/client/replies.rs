@@ -1,5 +1,7 @@
 //! The ends of replies.
 
+use std::cell::RefCell;
+
 use ringserve_server::framing::{Decode, EncodeError, FrameError, Framing, Outbox, Payload};
 
 /// The most levels of arrays in arrays. Redis's own replies have three levels, modules some more.
@@ -17,37 +19,66 @@ const ELEMENT_BYTES_MIN: usize = 3;
 ///
 /// Messages that no command asked for (`>`) are none: they end a connection whose replies are
 /// matched by their order.
+///
+/// A payload is one command. A command to which Redis has no reply, an array of nothing or a blank
+/// line, has no frame: the reply to the next command would be taken for its own.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct ReplyFrames;
 
 impl Framing for ReplyFrames {
     fn decode(&self, bytes: &[u8], _scanned: usize) -> Result<Decode, FrameError> {
-        if bytes.first() == Some(&b'>') {
-            return Err(FrameError::Malformed("Redis sends what no command asked for"));
-        }
-        let mut walk = Walk { at: 0, left: [0; DEPTH_MAX], depth: 0 };
-        walk.left[0] = 1;
-        loop {
-            // Levels that are complete end their element one level above.
-            while walk.left[walk.depth] == 0 {
-                if walk.depth == 0 {
-                    return Ok(Decode::Frame { skip: 0, len: walk.at, consumed: walk.at });
-                }
-                walk.depth -= 1;
-            }
-            if let Some(missing) = walk.element(bytes)? {
-                // The least bytes of the elements that were not begun.
-                let others: usize =
-                    walk.left[..=walk.depth].iter().fold(0, |sum, left| sum.saturating_add(*left));
-                return Ok(Decode::More(missing.saturating_add(others.saturating_mul(ELEMENT_BYTES_MIN))));
-            }
-        }
+        Walk::new().go_on(bytes)
     }
 
     fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
+        if !has_reply(payload.bytes()) {
+            return Err(EncodeError("Redis has no reply to it: it has no word"));
+        }
         out.payload(payload);
         Ok(())
+    }
+}
+
+/// [`ReplyFrames`] of one connection. An element is walked once, in however many pieces its reply
+/// comes: a reply of a million elements comes in hundreds.
+pub(super) struct ConnectionReplies {
+    walk: RefCell<Walk>,
+}
+
+impl Default for ConnectionReplies {
+    fn default() -> ConnectionReplies {
+        ConnectionReplies { walk: RefCell::new(Walk::new()) }
+    }
+}
+
+/// A clone is for another connection.
+impl Clone for ConnectionReplies {
+    fn clone(&self) -> ConnectionReplies {
+        ConnectionReplies::default()
+    }
+}
+
+impl Framing for ConnectionReplies {
+    fn decode(&self, bytes: &[u8], scanned: usize) -> Result<Decode, FrameError> {
+        let mut walk = self.walk.borrow_mut();
+        if scanned == 0 {
+            *walk = Walk::new();
+        }
+        walk.go_on(bytes)
+    }
+
+    fn encode(&self, payload: Payload<'_>, out: &mut Outbox<'_>) -> Result<(), EncodeError> {
+        ReplyFrames.encode(payload, out)
+    }
+}
+
+/// True if Redis replies to these bytes. It passes over a blank line and an array of nothing.
+pub(super) fn has_reply(command: &[u8]) -> bool {
+    let end = memchr::memchr(b'\n', command).unwrap_or(command.len());
+    match command[..end].trim_ascii().split_first() {
+        Some((b'*', count)) => crate::resp::number(count).is_none_or(|count| count > 0),
+        first => first.is_some(),
     }
 }
 
@@ -59,38 +90,71 @@ struct Walk {
 }
 
 impl Walk {
+    fn new() -> Walk {
+        let mut left = [0; DEPTH_MAX];
+        left[0] = 1;
+        Walk { at: 0, left, depth: 0 }
+    }
+
+    /// Goes on where the bytes that were seen before ended, up to the end of the reply or of the
+    /// bytes.
+    fn go_on(&mut self, bytes: &[u8]) -> Result<Decode, FrameError> {
+        if bytes.first() == Some(&b'>') {
+            return Err(FrameError::Malformed("Redis sends what no command asked for"));
+        }
+        loop {
+            // Levels that are complete end their element one level above.
+            while self.left[self.depth] == 0 {
+                if self.depth == 0 {
+                    return Ok(Decode::Frame { skip: 0, len: self.at, consumed: self.at });
+                }
+                self.depth -= 1;
+            }
+            if let Some(missing) = self.element(bytes)? {
+                // The least bytes of the elements that were not begun.
+                let left = self.left[..=self.depth].iter();
+                let others = left.fold(0, |sum: usize, left| sum.saturating_add(*left)) - 1;
+                return Ok(Decode::More(missing.saturating_add(others.saturating_mul(ELEMENT_BYTES_MIN))));
+            }
+        }
+    }
+
     /// Passes an element, or the begin of one that has elements. Returns how many bytes are
-    /// missing, if some are.
+    /// missing, if some are: then it passed nothing.
     fn element(&mut self, bytes: &[u8]) -> Result<Option<usize>, FrameError> {
-        self.left[self.depth] -= 1;
         let Some((line, behind)) = line(&bytes[self.at..])? else { return Ok(Some(1)) };
         let Some((kind, text)) = line.split_first() else { return Err(BAD_TYPE) };
-        self.at += behind;
-        let elements = match kind {
-            b'+' | b'-' | b':' | b'_' | b'#' | b',' | b'(' => return Ok(None),
-            b'$' | b'!' | b'=' => {
-                let Some(len) = length(text)? else { return Ok(None) };
-                let end = self.at.saturating_add(len).saturating_add(2);
-                if end > bytes.len() {
-                    return Ok(Some(end - bytes.len()));
+        let begin = self.at + behind;
+        let (end, elements) = match kind {
+            b'+' | b'-' | b':' | b'_' | b'#' | b',' | b'(' => (begin, None),
+            b'$' | b'!' | b'=' => match length(text)? {
+                None => (begin, None),
+                Some(len) => {
+                    let end = begin.saturating_add(len).saturating_add(2);
+                    if end > bytes.len() {
+                        return Ok(Some(end - bytes.len()));
+                    }
+                    if bytes[end - 2..end] != *b"\r\n" {
+                        return Err(FrameError::Malformed("a string of Redis is not as long as it says"));
+                    }
+                    (end, None)
                 }
-                if bytes[end - 2..end] != *b"\r\n" {
-                    return Err(FrameError::Malformed("a string of Redis is not as long as it says"));
-                }
-                self.at = end;
-                return Ok(None);
-            }
-            b'*' | b'~' | b'>' => length(text)?.unwrap_or(0),
-            b'%' => length(text)?.unwrap_or(0).saturating_mul(2),
+            },
+            b'*' | b'~' | b'>' => (begin, Some(length(text)?.unwrap_or(0))),
+            b'%' => (begin, Some(length(text)?.unwrap_or(0).saturating_mul(2))),
             // Attributes, and the reply that they are about.
-            b'|' => length(text)?.unwrap_or(0).saturating_mul(2).saturating_add(1),
+            b'|' => (begin, Some(length(text)?.unwrap_or(0).saturating_mul(2).saturating_add(1))),
             _ => return Err(BAD_TYPE),
         };
-        if self.depth + 1 == DEPTH_MAX {
+        if elements.is_some() && self.depth + 1 == DEPTH_MAX {
             return Err(FrameError::Malformed("arrays of Redis lie more than 32 levels deep"));
         }
-        self.depth += 1;
-        self.left[self.depth] = elements;
+        self.at = end;
+        self.left[self.depth] -= 1;
+        if let Some(elements) = elements {
+            self.depth += 1;
+            self.left[self.depth] = elements;
+        }
         Ok(None)
     }
 }
@@ -132,19 +196,26 @@ mod tests {
 
     /// All replies of these bytes, as they come in pieces.
     fn cut(bytes: &[u8], piece: usize) -> Result<Vec<Vec<u8>>, FrameError> {
-        let (mut found, mut unread, mut wanted) = (Vec::new(), Vec::new(), 1);
+        let whole = cut_by(&ReplyFrames, bytes, piece);
+        assert_eq!(cut_by(&ConnectionReplies::default(), bytes, piece), whole, "pieces of {piece}");
+        whole
+    }
+
+    fn cut_by(framing: &impl Framing, bytes: &[u8], piece: usize) -> Result<Vec<Vec<u8>>, FrameError> {
+        let (mut found, mut unread, mut wanted, mut scanned) = (Vec::new(), Vec::new(), 1, 0);
         for piece in bytes.chunks(piece.max(1)) {
             unread.extend_from_slice(piece);
             while unread.len() >= wanted {
-                match ReplyFrames.decode(&unread, 0)? {
+                match framing.decode(&unread, scanned)? {
                     Decode::More(missing) => {
                         assert!(missing > 0);
                         wanted = unread.len() + missing;
+                        scanned = unread.len();
                     }
                     Decode::Frame { len, consumed, .. } => {
                         found.push(unread[..len].to_vec());
                         unread.drain(..consumed);
-                        wanted = 1;
+                        (wanted, scanned) = (1, 0);
                     }
                 }
             }
@@ -191,11 +262,40 @@ mod tests {
     }
 
     #[test]
+    fn commands_without_a_word_have_no_reply() {
+        for command in ["", "\r\n", " \t\r\n", "*0\r\n", "*-1\r\n", "*0", "\r\nPING\r\n"] {
+            assert!(!has_reply(command.as_bytes()), "{command:?}");
+        }
+        for command in ["PING\r\n", "*1\r\n$4\r\nPING\r\n", "*1\r\n$0\r\n\r\n", "*x\r\n", "*10\r\n"] {
+            assert!(has_reply(command.as_bytes()), "{command:?}");
+        }
+    }
+
+    #[test]
     fn large_arrays_are_walked_a_few_times() {
         let mut bytes = b"*1000\r\n".to_vec();
         assert_eq!(ReplyFrames.decode(&bytes, 0), Ok(Decode::More(1 + 999 * ELEMENT_BYTES_MIN)));
         bytes.extend_from_slice(b"$1000000000\r\n");
         assert_eq!(ReplyFrames.decode(&bytes, 0), Ok(Decode::More(1_000_000_002 + 999 * ELEMENT_BYTES_MIN)));
+    }
+
+    #[test]
+    fn elements_of_a_connection_are_walked_once() {
+        let (framing, element) = (ConnectionReplies::default(), b"$3\r\nabc\r\n");
+        let mut bytes = b"*100\r\n".to_vec();
+        for n in 0..100 {
+            assert_eq!(framing.walk.borrow().left[1], if n == 0 { 0 } else { 101 - n });
+            let scanned = if n == 0 { 0 } else { bytes.len() - element.len() };
+            let missing = framing.decode(&bytes, scanned).unwrap();
+            assert_eq!(missing, Decode::More(1 + (99 - n) * ELEMENT_BYTES_MIN));
+            bytes.extend_from_slice(element);
+        }
+        // What was walked is not looked at again.
+        let scanned = bytes.len() - element.len();
+        bytes[..scanned].fill(b'x');
+        let len = bytes.len();
+        let whole = framing.decode(&bytes, scanned);
+        assert_eq!(whole, Ok(Decode::Frame { skip: 0, len, consumed: len }));
     }
 
     proptest! {
