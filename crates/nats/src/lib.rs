@@ -33,15 +33,19 @@
 //!
 //! # What it promises
 //!
-//! Core NATS delivers a message at most once. A [`Nats`] adds that no loss at this end is silent:
+//! Core NATS delivers a message at most once. A [`Nats`] reports what may be missing:
 //!
 //! | what happens | what is reported |
 //! |---|---|
 //! | a connection is lost | each [`Subscription`] yields [`Event::Gap`] in the place of what may be missing |
+//! | a server does not take what was kept for it | [`NatsStats::too_large`], [`NatsStats::no_headers`] |
 //! | a subscription is read too slowly | the oldest messages go, and [`Subscription::missed`] counts them |
 //! | a connection is lost under a request | [`NatsError::Disconnected`]; a request is never sent twice |
 //! | no service listens to a request | [`NatsError::NoResponders`], at once |
 //! | too much waits to be sent | [`NatsError::Full`] |
+//!
+//! Messages published on a connection that is lost may be lost with it, and are neither reported nor
+//! counted: also those that waited to be sent. [`Nats::flush`] returns once the server has taken them.
 //!
 //! # What it does not do
 //!

@@ -35,14 +35,19 @@ pub struct NatsStats {
     pub connects_failed: u64,
     /// Connections that ended, and left gaps.
     pub disconnects: u64,
-    /// Messages given to a connection, requests included, or kept for the next one.
+    /// Messages given to a connection, requests included, or kept for the next one. Those on a
+    /// connection that is lost are among them, whether they arrived or not.
     pub published: u64,
     /// Messages received, answers included.
     pub received: u64,
     /// Messages that subscriptions dropped since they were read too slowly.
     pub missed: u64,
-    /// Messages that were kept for the next connection, and were larger than its server takes.
+    /// Messages that were kept for the next connection, and were larger than its server takes. They
+    /// are lost.
     pub too_large: u64,
+    /// Messages that were kept for the next connection, and had headers, which its server does not
+    /// take. They are lost.
+    pub no_headers: u64,
     /// Errors that a server reported (`-ERR`).
     pub errors: u64,
 }
@@ -68,11 +73,26 @@ pub(crate) struct State {
     pub(crate) task: RefCell<Option<JoinHandle<()>>>,
 }
 
-/// Whole operations, with the length of each and what of it counts for `max_payload`.
+/// Whole operations.
 #[derive(Default)]
 struct Pending {
     bytes: Vec<u8>,
-    messages: VecDeque<(usize, usize)>,
+    messages: VecDeque<PendingMessage>,
+}
+
+/// A message among them.
+struct PendingMessage {
+    len: usize,
+    /// The part that counts for `max_payload`.
+    payload_bytes: usize,
+    has_headers: bool,
+}
+
+/// The messages that were kept, and that the server of the next connection does not take.
+#[derive(Default)]
+struct Refusals {
+    too_large: u64,
+    no_headers: u64,
 }
 
 enum Answer {
@@ -391,12 +411,14 @@ impl State {
                 write_unsub(sid, Some(left), &mut out);
             }
         }
-        let dropped = self.pending.take().write(self.payload_bytes_max.get(), &mut out);
+        let (bytes_max, takes_headers) = (self.payload_bytes_max.get(), self.takes_headers.get());
+        let dropped = self.pending.take().write(bytes_max, takes_headers, &mut out);
         writer.stream().queue(out);
         *self.writer.borrow_mut() = Some(writer);
         self.count(|stats| {
             stats.connects += 1;
-            stats.too_large += dropped;
+            stats.too_large += dropped.too_large;
+            stats.no_headers += dropped.no_headers;
         });
         let waiting = self.waiting.take();
         waiting.into_iter().for_each(Waker::wake);
@@ -444,19 +466,26 @@ impl Pending {
         }
         let before = self.bytes.len();
         message.write(None, &mut self.bytes);
-        self.messages.push_back((self.bytes.len() - before, message.payload_bytes()));
+        self.messages.push_back(PendingMessage {
+            len: self.bytes.len() - before,
+            payload_bytes: message.payload_bytes(),
+            has_headers: message.has_headers(),
+        });
         Ok(())
     }
 
-    /// Writes the messages that the server takes, and returns how many it does not.
-    fn write(self, payload_bytes_max: usize, out: &mut Vec<u8>) -> u64 {
-        let (mut rest, mut dropped) = (&*self.bytes, 0);
-        for (len, payload) in self.messages {
-            let (message, behind) = rest.split_at(len);
+    /// Writes the messages that the server takes.
+    fn write(self, payload_bytes_max: usize, takes_headers: bool, out: &mut Vec<u8>) -> Refusals {
+        let (mut rest, mut dropped) = (&*self.bytes, Refusals::default());
+        for kept in self.messages {
+            let (message, behind) = rest.split_at(kept.len);
             rest = behind;
-            match payload <= payload_bytes_max {
-                true => out.extend_from_slice(message),
-                false => dropped += 1,
+            if kept.payload_bytes > payload_bytes_max {
+                dropped.too_large += 1;
+            } else if kept.has_headers && !takes_headers {
+                dropped.no_headers += 1;
+            } else {
+                out.extend_from_slice(message);
             }
         }
         dropped

@@ -1,7 +1,7 @@
 //! Servers that end, and connections that are made again.
 
 use ringserve::testing::Faults;
-use ringserve_nats::{Event, NatsError};
+use ringserve_nats::{Event, NatsError, Outgoing};
 
 use super::*;
 
@@ -170,5 +170,24 @@ fn flush_waits_for_what_was_sent_before() {
             nats.flush().await.unwrap();
             assert_eq!(server.heard.published.borrow().len(), 50);
         });
+    });
+}
+
+#[test]
+fn kept_headers_are_not_for_a_server_without() {
+    Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
+        let peer = Peer::start(sim, ADDRS[0]);
+        peer.script.has_no_headers.set(true);
+        run(sim, options(), async move |_, nats| {
+            nats.publish("log", "1").unwrap();
+            nats.publish_message(&Outgoing::new("log", "2").header("a", "b")).unwrap();
+            nats.publish("log", "3").unwrap();
+            nats.connected().await;
+            nats.flush().await.unwrap();
+            let stats = nats.stats();
+            assert_eq!((stats.connects, stats.no_headers, stats.errors), (1, 1, 0));
+        });
+        let heard = peer.heard.published.borrow();
+        assert_eq!(heard.iter().map(|(_, _, payload)| &payload[..]).collect::<Vec<_>>(), ["1", "3"]);
     });
 }

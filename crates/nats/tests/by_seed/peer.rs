@@ -19,6 +19,8 @@ pub struct Script {
     pub is_silent: Cell<bool>,
     /// The text that it sends in the place of the first PONG.
     pub refuses: RefCell<Option<&'static str>>,
+    /// It takes no messages with headers.
+    pub has_no_headers: Cell<bool>,
     /// Further fields of INFO, each with a comma before it.
     pub info: RefCell<String>,
     /// Subjects to which none may subscribe.
@@ -140,7 +142,8 @@ impl Peer {
 
     pub fn info(&self) -> String {
         format!(
-            "INFO {{\"server_id\":\"X\",\"version\":\"2\",\"headers\":true,\"max_payload\":1000{}}}\r\n",
+            "INFO {{\"server_id\":\"X\",\"version\":\"2\",\"headers\":{},\"max_payload\":1000{}}}\r\n",
+            !self.script.has_no_headers.get(),
             self.script.info.borrow()
         )
     }
@@ -235,6 +238,10 @@ impl Peer {
                 if words.len() == 2 {
                     connection.subs.borrow_mut().remove(&sid);
                 }
+            }
+            "HPUB" if self.script.has_no_headers.get() => {
+                connection.say("-ERR 'message headers not supported'\r\n");
+                taken = unread.len();
             }
             "PUB" | "HPUB" => {
                 let size: usize = words.last().unwrap().parse().unwrap();
