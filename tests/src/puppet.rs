@@ -463,6 +463,7 @@ fn answer(pushed: Result<(), PushError>) -> &'static [u8] {
         Ok(()) => b"ok",
         Err(PushError::Full) => b"full",
         Err(PushError::Gone) => b"gone",
+        Err(PushError::Unframed) => b"unframed",
     }
 }
 

@@ -26,7 +26,10 @@ const COMPLETE: &[(&str, &str)] = &[
     ("Message", "a message of WebSocket is a text or binary"),
     ("Payload", "callers make it"),
     ("PeerCredentials", "the kernel tells these three"),
-    ("PushError", "what was not pushed is full or gone, and the caller does something else for each"),
+    (
+        "PushError",
+        "what was not pushed is full, gone or unframed, and the caller does something else for each",
+    ),
     ("Rings", "hidden: the server makes it for the doctor"),
     ("SendError", "the same, with the message"),
     ("SendProgress", "that of a simulated ring, which simulated kernels take apart"),

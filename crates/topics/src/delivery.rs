@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use ringserve_server::PushError;
 use ringserve_server::task::Page;
 use ringserve_server::time::Time;
+use ringserve_server::{PushError, SharedPayload};
 
 use crate::form::{Form, Gap};
-use crate::node::{CUT, Connection, LATEST, QUEUE, Room, State};
+use crate::node::{CUT, Connection, LATEST, Owed, QUEUE, Room, State};
 use crate::options::Slow;
 use crate::topic::Topic;
 
@@ -21,6 +21,14 @@ const SWEPT_IN_A_STEP: u32 = 16;
 /// Looks at an idle topic of a bridge that numbers before it is forgotten. What is kept of it is not
 /// lost, but clients that come back soon get it without asking the broker again.
 const NUMBERED_IDLE_LOOKS: u8 = 30;
+
+/// The member that a page is at.
+pub(crate) struct Visited {
+    topic: u32,
+    place: usize,
+    /// Its connection, if that is gone on with for its room, and not the topic.
+    due: Option<u32>,
+}
 
 /// The result of a visit.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -45,6 +53,7 @@ impl State {
             if !self.resume(number, page, forms) {
                 self.due.push_front(number);
             }
+            self.visited = None;
         }
         while !page.is_full()
             && let Some(number) = self.active.pop_front()
@@ -52,11 +61,36 @@ impl State {
             if !self.walk(number, page, now, forms) {
                 self.active.push_back(number);
             }
+            self.visited = None;
         }
         while self.sweep_left > 0 && page.take(0) {
             self.sweep(now);
         }
         !self.due.is_empty() || !self.active.is_empty() || self.sweep_left > 0
+    }
+
+    /// Goes on behind a visit that panicked, in a form or in the framing of a service: its member
+    /// goes without that message.
+    pub(crate) fn step_over(&mut self) {
+        let Some(Visited { topic: number, place, due }) = self.visited.take() else { return };
+        match due {
+            Some(connection) => self.due.push_front(connection),
+            None => self.active.push_front(number),
+        }
+        let Some(topic) = self.topics.get_mut(number) else { return };
+        let (first, head) = (topic.log.first(), topic.log.head());
+        let member = topic.members.get_mut(place);
+        // Either the report of a gap panicked, or the message.
+        if member.owes_gap() {
+            self.owed.remove(&(member.connection, number));
+            member.set_owes_gap(false);
+        } else if member.next < first {
+            topic.moved.skipped += first - member.next;
+            member.next = first;
+        } else {
+            topic.moved.unframed += 1;
+            member.next = head.min(member.next + 1);
+        }
     }
 
     /// Goes on with a connection that waited for room. False if the page ends first.
@@ -66,12 +100,13 @@ impl State {
             return true;
         };
         for n in 0..connection.topics.len() {
-            let (topic, place) = connection.topics[n];
-            let Some(topic) = self.topics.get_mut(topic) else { continue };
+            let (in_topic, place) = connection.topics[n];
+            let Some(topic) = self.topics.get_mut(in_topic) else { continue };
             if !topic.members.get(place as usize).lags() {
                 continue;
             }
-            match deliver(topic, place as usize, connection, page, forms) {
+            self.visited = Some(Visited { topic: in_topic, place: place as usize, due: Some(number) });
+            match deliver(topic, in_topic, place as usize, connection, page, forms, &mut self.owed) {
                 Visit::Done | Visit::Cut => topic.members.set_lags(place as usize, false),
                 Visit::PageFull => return false,
                 Visit::Full => {
@@ -103,8 +138,9 @@ impl State {
             }
             let (of, taken) = (topic.members.get(place).connection, page.taken());
             if let Some(connection) = self.connections.get_mut(of) {
+                self.visited = Some(Visited { topic: number, place, due: None });
                 let visit = match connection.room {
-                    Room::Free => deliver(topic, place, connection, page, forms),
+                    Room::Free => deliver(topic, number, place, connection, page, forms, &mut self.owed),
                     Room::Due | Room::Waits => Visit::Full,
                 };
                 match visit {
@@ -142,7 +178,7 @@ impl State {
             topic.log.expire(now);
             let is_idle = topic.is_unused();
             if !topic.log.history().is_kept && (is_idle || !topic.is_active && topic.members.lagging() == 0) {
-                topic.log.clear();
+                topic.drop_read();
             }
             self.log_bytes = self.log_bytes + topic.log.bytes() - before;
             // Members may come back in a moment, and a shard without them has no use for the log.
@@ -191,14 +227,16 @@ fn cut(topic: &mut Topic, place: usize, connection: &Connection) {
 /// Queues what a member lacks.
 fn deliver(
     topic: &mut Topic,
+    number: u32,
     place: usize,
     connection: &Connection,
     page: &mut Page,
     forms: &[Arc<dyn Form>],
+    owed: &mut Owed,
 ) -> Visit {
     let (form, slow) = (connection.form, topic.members.get(place).slow);
     let by = &*forms[usize::from(form)];
-    if let Err(visit) = tell_gaps(topic, place, connection, by) {
+    if let Err(visit) = tell_gaps(topic, number, place, connection, by, owed) {
         return visit;
     }
     let (name, head) = (topic.name.clone(), topic.log.head());
@@ -213,7 +251,12 @@ fn deliver(
             page.take(0);
             continue;
         }
-        let payload = stored.shared(&name, form, by);
+        let Some(payload) = stored.shared(&name, form, by) else {
+            page.take(0);
+            topic.moved.unframed += 1;
+            member.next += 1;
+            continue;
+        };
         match connection.handle.push_shared(payload) {
             Ok(()) => {
                 page.take(payload.payload().len());
@@ -223,44 +266,57 @@ fn deliver(
             Err(PushError::Full) => return Visit::Full,
             // Its session ends its subscriptions in a moment.
             Err(PushError::Gone) => member.next = head,
+            // The publisher's fault, which costs its members this message alone.
+            Err(PushError::Unframed) => {
+                page.take(0);
+                topic.moved.unframed += 1;
+                member.next += 1;
+            }
         }
     }
     Visit::Done
 }
 
 /// Tells a member what it does not get. An error is what comes of the visit instead.
-fn tell_gaps(topic: &mut Topic, place: usize, connection: &Connection, by: &dyn Form) -> Result<(), Visit> {
+fn tell_gaps(
+    topic: &mut Topic,
+    number: u32,
+    place: usize,
+    connection: &Connection,
+    by: &dyn Form,
+    owed: &mut Owed,
+) -> Result<(), Visit> {
     let (first, member) = (topic.log.first(), *topic.members.get(place));
-    let mut gaps = Vec::new();
     if member.owes_gap() {
-        gaps.push(Gap::Unknown);
+        let of = (member.connection, number);
+        let gap = owed.get(&of).map_or(Gap::Unknown, |missed| Gap::Missed(*missed));
+        tell(topic, connection, by, gap)?;
+        topic.moved.skipped += owed.remove(&of).unwrap_or(0);
+        topic.members.get_mut(place).set_owes_gap(false);
     }
     let missed = first.saturating_sub(member.next);
     match member.slow {
-        _ if missed == 0 => {}
+        _ if missed == 0 => return Ok(()),
         QUEUE | CUT.. => {
             cut(topic, place, connection);
             return Err(Visit::Cut);
         }
         LATEST => {}
-        _ => gaps.push(Gap::Missed(missed)),
+        _ => tell(topic, connection, by, Gap::Missed(missed))?,
     }
-    for gap in gaps {
-        let mut text = Vec::new();
-        by.gap(&topic.name, gap, &mut text);
-        if !text.is_empty() {
-            match connection.handle.push(&text[..]) {
-                Err(PushError::Full) => return Err(Visit::Full),
-                Ok(()) | Err(PushError::Gone) => {}
-            }
-        }
-        if gap == Gap::Unknown {
-            topic.members.get_mut(place).set_owes_gap(false);
-        }
-    }
-    if missed > 0 {
-        topic.moved.skipped += missed;
-        topic.members.get_mut(place).next = first;
+    topic.moved.skipped += missed;
+    topic.members.get_mut(place).next = first;
+    Ok(())
+}
+
+/// Queues the report of a gap.
+fn tell(topic: &Topic, connection: &Connection, by: &dyn Form, gap: Gap) -> Result<(), Visit> {
+    let mut text = Vec::new();
+    by.gap(&topic.name, gap, &mut text);
+    // One that has no frame is left out, as a message is.
+    let shared = SharedPayload::new(text);
+    if !shared.payload().is_empty() && connection.handle.push_shared(&shared) == Err(PushError::Full) {
+        return Err(Visit::Full);
     }
     Ok(())
 }

@@ -80,10 +80,13 @@ pub enum Gap {
 }
 
 /// The form in which members of a protocol get messages. It is called on the thread that delivers,
-/// once in the process for each message: the result is shared.
+/// once in the process for each message: the result is shared. A message for which it panics is
+/// skipped, for all members of this form.
 pub trait Form: Send + Sync + 'static {
     /// Adds the payload of the frame for a message to `out`. Write the cursor into it, else a
-    /// client cannot come back with one.
+    /// client cannot come back with one. If the framing of the members' service has no frame for
+    /// it, since a publisher's message holds a delimiter or is too long, they do not get it, and no
+    /// gap is reported.
     fn entry(&self, entry: &EntryView<'_>, out: &mut Vec<u8>);
 
     /// Adds the payload of the frame that reports a gap. Without a byte nothing is sent.
@@ -104,7 +107,8 @@ impl Form for Bare {
 }
 
 /// Lines of `topic cursor message`, and `topic ! missed 3` or `topic ! gap`. A message that is a
-/// line stays one.
+/// line stays one. One with the end of a line in it becomes several, where the framing does not
+/// refuse it ([`Delimiter`](ringserve_server::framing::Delimiter) does): check what peers publish.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lines;
 

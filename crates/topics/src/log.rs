@@ -140,8 +140,7 @@ impl<E: LogEntry> Log<E> {
     /// row.
     pub(crate) fn push(&mut self, entry: E) {
         if entry.seq() != self.head {
-            self.clear();
-            (self.head, self.floor) = (entry.seq(), entry.cursor_seq() - 1);
+            self.skip_to(entry.seq(), entry.cursor_seq() - 1);
         }
         let seq = self.head;
         let before = match self.newest.get_mut(entry.key()) {
@@ -185,6 +184,12 @@ impl<E: LogEntry> Log<E> {
         self.bytes = 0;
     }
 
+    /// Drops all entries. The next one has the number `head`, and in cursors one behind `floor`.
+    pub(crate) fn skip_to(&mut self, head: u64, floor: u64) {
+        self.clear();
+        (self.head, self.floor) = (head, floor);
+    }
+
     /// Drops entries that are too old.
     pub(crate) fn expire(&mut self, now: Time) {
         let Some(age_max) = self.history.age_max else { return };
@@ -203,6 +208,11 @@ impl<E: LogEntry> Log<E> {
     /// When the entry with this number was published, if it is there.
     pub(crate) fn at(&self, seq: u64) -> Option<Time> {
         Some(self.entries[self.place(seq)?].entry.at())
+    }
+
+    /// When the newest entry was published, if there is one.
+    pub(crate) fn newest_at(&self) -> Option<Time> {
+        self.entries.back().map(|newest| newest.entry.at())
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &E> {

@@ -1,8 +1,9 @@
 //! The topics of one shard.
 
 use std::cell::{OnceCell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::future::poll_fn;
+use std::panic::{self, AssertUnwindSafe};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,12 +17,13 @@ use ringserve_server::time::Time;
 use ringserve_server::{LocalHandle, Shard};
 
 use crate::bridge::{BridgeNews, BridgedTopics, Home, Link, NumberedMessage, message};
+use crate::delivery::Visited;
 use crate::form::Cursor;
 use crate::members::Member;
 use crate::options::{PublishError, Since, Slow, SubscribeError, TopicOptions};
 use crate::shared::{Answer, Letter, Shared};
 use crate::slab::Slab;
-use crate::topic::{Entry, GapLetter, Topic, TopicCounts};
+use crate::topic::{Entry, GapLetter, Known, Topic, TopicCounts};
 
 /// The interval of looks at topics that are not used, and at messages that are too old.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -29,10 +31,16 @@ const SWEEP: Duration = Duration::from_secs(1);
 /// The time in which a bridge has to say what it knows of a topic.
 const JOIN_WITHIN: Duration = Duration::from_secs(5);
 
+/// Topics that are looked at for one to forget, where a shard has as many as it may.
+const LOOKS_FOR_ROOM: u32 = 64;
+
 /// Numbers of `Slow` in the table of a shard: `Skip` is 0, and `Cut` has all from 3 on.
 pub(crate) const LATEST: u8 = 1;
 pub(crate) const QUEUE: u8 = 2;
 pub(crate) const CUT: u8 = 3;
+
+/// Numbers of messages, by connection and topic.
+pub(crate) type Owed = HashMap<(u32, u32), u64, foldhash::fast::RandomState>;
 
 /// Whether the outbox of a connection has room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +73,8 @@ pub(crate) struct State {
     /// Connections that are gone on with, and those that wait for room.
     pub(crate) due: VecDeque<u32>,
     pub(crate) waiting: Vec<u32>,
+    /// The member that the page is at, for as long as it is.
+    pub(crate) visited: Option<Visited>,
     /// The waker of the task that goes on with them.
     pub(crate) waker: Option<Waker>,
     /// By its number in members.
@@ -74,10 +84,17 @@ pub(crate) struct State {
     /// Bytes of all logs, and the number of the topic that gave some up last.
     pub(crate) log_bytes: usize,
     evicted: u32,
+    /// The number of the topic that was looked at last for one to forget.
+    looked: u32,
     /// Topics of other homes that were forgotten, until those know.
     left: Vec<Arc<str>>,
     /// A bridge gives messages their numbers.
     pub(crate) is_numbered: bool,
+    /// Topics with shards that had no room for a message, each until it has what it lacks.
+    behind: BTreeSet<(u32, usize)>,
+    /// The number of messages that members are owed the report of, by connection and topic. Not of
+    /// those who owe it without a number.
+    pub(crate) owed: Owed,
     /// The counts of all topics that were forgotten.
     pub(crate) forgotten: TopicCounts,
     /// Subscriptions since this second began.
@@ -118,13 +135,17 @@ impl Node {
             active: VecDeque::new(),
             due: VecDeque::new(),
             waiting: Vec::new(),
+            visited: None,
             waker: None,
             slows: vec![Slow::Skip, Slow::Latest, Slow::Queue],
             sweep_left: 0,
             log_bytes: 0,
             evicted: 0,
+            looked: 0,
             left: Vec::new(),
             is_numbered: shared.is_numbered(),
+            behind: BTreeSet::new(),
+            owed: HashMap::default(),
             forgotten: TopicCounts::default(),
             joins: 0,
             joins_since: Time::ZERO,
@@ -139,9 +160,14 @@ impl Node {
         let paged = node.clone();
         let pages = shard.pages(move |page| {
             let now = paged.shard.now();
-            let has_more = paged.state.borrow_mut().page(page, now, paged.shared.forms());
+            let deliver = || paged.state.borrow_mut().page(page, now, paged.shared.forms());
+            let delivered = panic::catch_unwind(AssertUnwindSafe(deliver));
+            if delivered.is_err() {
+                paged.state.borrow_mut().step_over();
+                paged.ask_page();
+            }
             paged.leave();
-            has_more
+            delivered.unwrap_or_else(|panic| panic::resume_unwind(panic))
         });
         node.pages.replace(Some(pages));
         shard.spawn_named("room of members", node.clone().go_on_with_members());
@@ -186,15 +212,20 @@ impl Node {
         poll_fn(|task| {
             let state = &mut *self.state.borrow_mut();
             state.waker = Some(task.waker().clone());
-            if !state.waiting.is_empty() {
-                for number in state.waiting.drain(..) {
-                    if let Some(connection) = state.connections.get_mut(number)
-                        && connection.room == Room::Waits
-                    {
-                        connection.room = Room::Due;
-                        state.due.push_back(number);
-                    }
+            let State { waiting, connections, due, .. } = state;
+            let was_due = due.len();
+            // Each is woken by its own room: the others stay as they are.
+            waiting.retain(|number| {
+                let found = connections.get_mut(*number).filter(|found| found.room == Room::Waits);
+                let Some(connection) = found else { return false };
+                let is_ready = connection.handle.is_ready();
+                if is_ready {
+                    connection.room = Room::Due;
+                    due.push_back(*number);
                 }
+                !is_ready
+            });
+            if due.len() > was_due {
                 self.ask_page();
             }
             Poll::<()>::Pending
@@ -206,7 +237,8 @@ impl Node {
         loop {
             self.shard.sleep(SWEEP).await;
             let state = &mut *self.state.borrow_mut();
-            if state.topics.len() > 0 {
+            self.catch_up(state);
+            if state.topics.len() > 0 || !state.left.is_empty() {
                 state.sweep_left = state.topics.end();
                 self.ask_page();
             }
@@ -216,6 +248,18 @@ impl Node {
                 counts.for_each(|(name, count)| link.set_count(name, count));
             }
         }
+    }
+
+    /// Sends what they lack to the shards that had no room for it.
+    fn catch_up(&self, state: &mut State) {
+        let topics = &state.topics;
+        state.behind.retain(|(number, shard)| {
+            let topic = topics.get(*number).filter(|topic| topic.shards.contains(shard));
+            topic.is_some_and(|topic| {
+                let letter = Letter::Joined { topic: topic.name.clone(), known: topic.known() };
+                self.shared.send(*shard, letter) == Err(PublishError::Full)
+            })
+        });
     }
 
     /// The shard that numbers a topic.
@@ -278,9 +322,41 @@ impl Node {
         state.evict(number, self.options().log_bytes_max);
     }
 
+    /// Takes in what this shard lacks of what the home of a topic has.
+    fn catch_up_with(&self, state: &mut State, number: u32, known: Known) {
+        let Known { epoch, last, gaps, head, entries, .. } = known;
+        let Some(here) = state.topics.get(number).map(|topic| topic.log.head()) else { return };
+        let is_kept = !entries.is_empty();
+        for entry in entries.into_iter().filter(|entry| entry.seq >= here) {
+            self.take_entry(state, number, entry);
+        }
+        self.take_gap(state, number, GapLetter { epoch, floor: last, gaps });
+        if is_kept || here >= head {
+            return;
+        }
+        // The home does not have them any longer.
+        if let Some(topic) = state.topics.get_mut(number).filter(|topic| topic.epoch == epoch) {
+            let before = topic.log.bytes();
+            topic.skip_to(head, last, &mut state.active, number);
+            state.log_bytes = state.log_bytes + topic.log.bytes() - before;
+            self.ask_page();
+        }
+    }
+
+    /// Takes in a message from the home of a topic.
+    fn take_entry(&self, state: &mut State, number: u32, entry: Arc<Entry>) {
+        let Cursor { epoch, seq } = entry.cursor;
+        // The letter that said so may have found no room.
+        self.take_gap(state, number, GapLetter { epoch, floor: seq - 1, gaps: entry.gaps });
+        let topic = state.topics.get(number);
+        if topic.is_some_and(|topic| topic.is_joined && topic.epoch == epoch) {
+            self.take_in(state, number, entry);
+        }
+    }
+
     /// Adds a topic, if the shard has room for it.
     fn add_topic(&self, state: &mut State, name: &str) -> Option<u32> {
-        if state.topics.len() >= self.options().topics_max {
+        if state.topics.len() >= self.options().topics_max && !state.make_room() {
             return None;
         }
         let name: Arc<str> = name.into();
@@ -326,13 +402,14 @@ impl Node {
     fn answer(&self, from: Option<usize>, letter: Letter) -> Answer {
         if let (Letter::Publish { topic, key, payload }, Some(link)) = (&letter, self.link.get()) {
             let published = self.publish_bridged(&**link, topic, key, payload.clone());
-            return published.map_or(Answer::Full, |()| Answer::Done);
+            return self.count_refused(&mut self.state.borrow_mut(), published);
         }
         let state = &mut *self.state.borrow_mut();
         let find = |state: &State, topic: &str| state.names.get(topic).copied();
         match letter {
             Letter::Publish { topic, key, payload } => {
-                return self.published(state, &topic, key, payload).map_or(Answer::Full, |()| Answer::Done);
+                let published = self.published(state, &topic, key, payload);
+                return self.count_refused(state, published);
             }
             Letter::PublishAcked { topic, key, payload } => {
                 let forwarded = self.link.get().map(|link| link.publish(message(&topic, &key, &payload)));
@@ -350,10 +427,14 @@ impl Node {
                 }
             }
             Letter::Joined { topic, known } => {
-                let found = find(state, &topic).and_then(|number| state.topics.get_mut(number));
-                if let Some(topic) = found.filter(|topic| !topic.is_joined) {
+                let Some(number) = find(state, &topic) else { return Answer::Done };
+                let Some(topic) = state.topics.get_mut(number) else { return Answer::Done };
+                if topic.is_joined {
+                    self.catch_up_with(state, number, known);
+                } else {
                     topic.joined(known);
                     state.log_bytes += topic.log.bytes();
+                    state.evict(number, self.options().log_bytes_max);
                 }
             }
             Letter::Gap { topic, gap } => {
@@ -363,13 +444,7 @@ impl Node {
             }
             Letter::Entry { topic, entry } => {
                 if let Some(number) = find(state, &topic) {
-                    let Cursor { epoch, seq } = entry.cursor;
-                    // The letter that said so may have found no room.
-                    self.take_gap(state, number, GapLetter { epoch, floor: seq - 1, gaps: entry.gaps });
-                    let topic = state.topics.get(number);
-                    if topic.is_some_and(|topic| topic.is_joined && topic.epoch == epoch) {
-                        self.take_in(state, number, entry);
-                    }
+                    self.take_entry(state, number, entry);
                 }
             }
             question => return answer(state, question),
@@ -379,12 +454,22 @@ impl Node {
 
     fn take_gap(&self, state: &mut State, number: u32, gap: GapLetter) {
         let Some(topic) = state.topics.get_mut(number).filter(|topic| topic.is_joined) else { return };
+        // Where all members have a report due, none is of a number.
+        if gap.gaps > topic.gaps {
+            state.owed.retain(|(_, of), _| *of != number);
+        }
         let before = topic.log.bytes();
         topic.gap(gap, &mut state.active, number);
         state.log_bytes = state.log_bytes + topic.log.bytes() - before;
         if topic.is_active {
             self.ask_page();
         }
+    }
+
+    /// Counts a message that found no room, whose publisher does not learn of it.
+    fn count_refused(&self, state: &mut State, published: Result<(), PublishError>) -> Answer {
+        state.forgotten.refused += u64::from(published == Err(PublishError::Full));
+        published.map_or(Answer::Full, |()| Answer::Done)
     }
 
     fn published(
@@ -558,14 +643,19 @@ impl Node {
             return Err(SubscribeError::TooManyTopics);
         }
         let (next, is_gap) = begin(found, since, self.shared.is_numbered());
-        let mut member = Member::new(of, connection.topics.len() as u16, slow, next);
-        member.set_owes_gap(is_gap);
+        // What was gone before it came is reported to it. From there on its policy holds.
+        let missed = found.log.first().saturating_sub(next);
+        let mut member = Member::new(of, connection.topics.len() as u16, slow, next + missed);
+        member.set_owes_gap(is_gap || missed > 0);
+        if missed > 0 {
+            state.owed.insert((of, topic), missed);
+        }
         let place = found.members.add(member);
         // Lists are short, and most of them never grow again.
         connection.topics.reserve_exact(1);
         connection.topics.push((topic, place as u32));
         found.came();
-        if is_gap || next < found.log.head() {
+        if is_gap || missed > 0 || next < found.log.head() {
             found.members.set_lags(place, true);
             if connection.room == Room::Free {
                 connection.room = Room::Due;
@@ -573,7 +663,11 @@ impl Node {
             }
             self.ask_page();
         }
-        Ok(found.cursor_before(next))
+        Ok(match missed {
+            0 => found.cursor_before(next),
+            // Numbers without holes: the messages that it gets the report of are behind it.
+            _ => Cursor { epoch: found.epoch, seq: next - 1 },
+        })
     }
 
     /// Numbers a message, and has all shards with members take it in.
@@ -586,13 +680,17 @@ impl Node {
 
     /// Has all shards with members take a message in.
     fn spread(&self, state: &mut State, number: u32, entry: Arc<Entry>) {
-        let Some(topic) = state.topics.get_mut(number) else { return };
-        for shard in &topic.shards {
-            // One that is full sees by the numbers that it missed something, and one that ended has
-            // no members.
-            let _ =
-                self.shared.send(*shard, Letter::Entry { topic: topic.name.clone(), entry: entry.clone() });
-        }
+        let Some(Topic { name, shards, .. }) = state.topics.get_mut(number) else { return };
+        shards.retain(|shard| {
+            let letter = Letter::Entry { topic: name.clone(), entry: entry.clone() };
+            let sent = self.shared.send(*shard, letter);
+            // It sees by the numbers of the next one that it missed something, if one follows soon.
+            if sent == Err(PublishError::Full) {
+                state.behind.insert((number, *shard));
+            }
+            // One that ended has no members.
+            sent != Err(PublishError::Gone)
+        });
         self.take_in(state, number, entry);
     }
 }
@@ -604,7 +702,8 @@ impl Home for Node {
         let known = state.names.get(name).copied();
         if let BridgeNews::Receive(key, payload) = news {
             // Without room for the topic it has no member.
-            let _ = self.published(state, name, key, payload);
+            let published = self.published(state, name, key, payload);
+            self.count_refused(state, published);
             return;
         }
         let Some((number, topic)) = known.and_then(|number| Some((number, state.topics.get_mut(number)?)))
@@ -655,8 +754,11 @@ impl Node {
         let Some(topic) = state.topics.get(number).filter(|topic| topic.is_joined) else { return };
         let gap = GapLetter { epoch, floor, gaps: topic.gaps + 1 };
         for shard in &topic.shards {
-            // One that is full sees it by the next message.
-            let _ = self.shared.send(*shard, Letter::Gap { topic: topic.name.clone(), gap });
+            let letter = Letter::Gap { topic: topic.name.clone(), gap };
+            // It sees it by the next message, if one follows soon.
+            if self.shared.send(*shard, letter) == Err(PublishError::Full) {
+                state.behind.insert((number, *shard));
+            }
         }
         self.take_gap(state, number, gap);
     }
@@ -720,12 +822,12 @@ impl State {
     /// The number of a `Slow` in members.
     fn number_of(&mut self, slow: Slow) -> Result<u8, SubscribeError> {
         let known = self.slows.iter().position(|known| *known == slow);
-        let place = known.unwrap_or_else(|| {
-            self.slows.push(slow);
-            self.slows.len() - 1
-        });
         // A service has a few bounds, and no peer chooses them.
-        u8::try_from(place).map_err(|_| SubscribeError::Full)
+        let place = u8::try_from(known.unwrap_or(self.slows.len())).map_err(|_| SubscribeError::Full)?;
+        if known.is_none() {
+            self.slows.push(slow);
+        }
+        Ok(place)
     }
 
     /// Ends one membership of a connection, by its place in the connection's list.
@@ -735,6 +837,9 @@ impl State {
         let moved = connection.topics.get(place).copied();
         if let Some(topic) = self.topics.get_mut(number) {
             topic.left();
+            if topic.members.get(at as usize).owes_gap() {
+                self.owed.remove(&(of, number));
+            }
             if let Some(member) = topic.members.remove(at as usize) {
                 let (other, place) = (member.connection, usize::from(member.place));
                 if let Some(pair) =
@@ -774,6 +879,21 @@ impl State {
         }
     }
 
+    /// Forgets one topic that is not used: of those looked at, the one whose last message is
+    /// oldest. False if all of them are used.
+    fn make_room(&mut self) -> bool {
+        let end = self.topics.end();
+        let mut oldest: Option<(Option<Time>, u32)> = None;
+        for _ in 0..LOOKS_FOR_ROOM.min(end) {
+            self.looked = if self.looked + 1 < end { self.looked + 1 } else { 0 };
+            if let Some(topic) = self.topics.get(self.looked).filter(|topic| topic.is_unused()) {
+                let at = (topic.log.newest_at(), self.looked);
+                oldest = Some(oldest.map_or(at, |known| known.min(at)));
+            }
+        }
+        oldest.map(|(_, number)| self.forget(number)).is_some()
+    }
+
     /// Forgets a topic that is not used.
     pub(crate) fn forget(&mut self, number: u32) {
         let Some(topic) = self.topics.remove(number) else { return };
@@ -792,7 +912,7 @@ impl State {
         let shown = topic.members.iter().filter_map(|member| {
             self.connections.get(member.connection).and_then(|found| found.shown.clone())
         });
-        let shown = shown.chain(topic.feeds.iter().filter_map(Clone::clone));
+        let shown = shown.chain(topic.feeds.iter().filter_map(|feed| feed.shown.clone()));
         shown.skip(from).take(most).collect()
     }
 }

@@ -37,7 +37,10 @@ impl TopicOptions {
     }
 
     /// Topics that a shard knows, those of which it has a member and those that are numbered on it:
-    /// 100 000. One takes some 400 bytes beside its log and its members.
+    /// 100 000. One takes some 400 bytes beside its log and its members. Beyond it a new topic takes
+    /// the place of one without a member, whose history goes: of 64 that are looked at, the one
+    /// whose last message is oldest. So where strangers may publish to names that they choose, they
+    /// drive out the history of topics without a member.
     pub fn topics_max(self, topics: usize) -> TopicOptions {
         TopicOptions { topics_max: topics, ..self }
     }
@@ -54,7 +57,10 @@ impl TopicOptions {
         TopicOptions { log_bytes_max: bytes, ..self }
     }
 
-    /// Bytes of a message and its key: 256 KiB.
+    /// Bytes of a message and its key: 256 KiB. Choose it so that the framing of each service has a
+    /// frame for what its [`Form`](crate::Form) makes of such a message: a length of two bytes ends
+    /// at 64 KiB. Members do not get a message without a frame, and
+    /// [`TopicFigures::unframed`](crate::TopicFigures::unframed) counts it.
     pub fn message_bytes_max(self, bytes: usize) -> TopicOptions {
         TopicOptions { message_bytes_max: bytes, ..self }
     }
@@ -73,13 +79,17 @@ pub enum Since {
     Newest,
     /// With the newest message that is kept, if there is one.
     Retained,
-    /// Behind the message that the client saw last. What of it is not kept any longer is reported
-    /// as a [`Gap`](crate::Gap).
+    /// Behind the message that the client saw last. What is not kept of the messages since then is
+    /// reported as a [`Gap`](crate::Gap), whatever the policy of the subscription.
     Cursor(Cursor),
 }
 
 /// The policy while a member reads so slowly that its outbox is full. It costs no memory but the
 /// log in any case.
+///
+/// A member gets messages at the end of turns, so it may also lack what falls off the log within
+/// one turn: where more is published at once than [`History`] keeps, the policy holds for members
+/// that read fast too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Slow {
@@ -149,7 +159,8 @@ pub enum PublishError {
     /// [bridge](crate::bridge) takes.
     TooLarge,
     /// The shard that numbers the topic has too many messages waiting, or no room for another
-    /// topic. Try again later.
+    /// topic: try again later. Other shards and threads do not learn of the latter, and
+    /// [`TopicFigures::refused`](crate::TopicFigures::refused) counts it.
     Full,
     /// The home has ended, or has not begun.
     Gone,

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use crate::form::{Cursor, Form, Gap};
 use crate::node::{Node, begin};
 use crate::options::{Since, SubscribeError};
+use crate::topic::{Feed, Topic};
 
 /// A member of a topic that pulls its messages: a task reads them at its own pace. It costs no
 /// queue, since it reads the log; what falls off that meanwhile is a gap. It counts as a member
@@ -21,7 +22,6 @@ pub struct TopicReader {
     /// Its own among the topic's feeds.
     number: u32,
     form: u8,
-    next: u64,
     has_gap: bool,
     /// Gaps of the topic that it reported, or that were before it.
     gaps: u64,
@@ -41,24 +41,17 @@ impl TopicReader {
         let state = &mut *node.state.borrow_mut();
         let topic = state.topics.get_mut(number).ok_or(SubscribeError::Gone)?;
         let ((next, has_gap), gaps) = (begin(topic, since, state.is_numbered), topic.gaps);
-        let number_of_feed = topic.feeds.add(None);
+        let number_of_feed = topic.feeds.add(Feed::new(next));
         topic.came();
-        Ok(TopicReader {
-            node: node.clone(),
-            topic: number,
-            number: number_of_feed,
-            form,
-            next,
-            has_gap,
-            gaps,
-        })
+        Ok(TopicReader { node: node.clone(), topic: number, number: number_of_feed, form, has_gap, gaps })
     }
 
     /// The place of the message that came last.
     pub fn cursor(&self) -> Cursor {
         let state = &mut *self.node.state.borrow_mut();
-        let topic = state.topics.get_mut(self.topic);
-        topic.map_or(Cursor { epoch: 0, seq: 0 }, |topic| topic.cursor_before(self.next))
+        let next = |topic: &Topic| topic.feeds.get(self.number).map(|feed| feed.next);
+        let found = state.topics.get_mut(self.topic).and_then(|topic| Some((next(topic)?, topic)));
+        found.map_or(Cursor { epoch: 0, seq: 0 }, |(next, topic)| topic.cursor_before(next))
     }
 
     /// Sets the name under which others see this member, as
@@ -67,7 +60,7 @@ impl TopicReader {
         let state = &mut *self.node.state.borrow_mut();
         let topic = state.topics.get_mut(self.topic);
         if let Some(place) = topic.and_then(|topic| topic.feeds.get_mut(self.number)) {
-            *place = shown;
+            place.shown = shown;
         }
     }
 
@@ -89,23 +82,27 @@ impl TopicReader {
         {
             return Poll::Ready(text);
         }
-        let missed = topic.log.first().saturating_sub(self.next);
+        let Some(feed) = topic.feeds.get_mut(self.number) else { return Poll::Pending };
+        let missed = topic.log.first().saturating_sub(feed.next);
         if missed > 0 {
-            self.next += missed;
+            feed.next += missed;
             topic.moved.skipped += missed;
             if let Some(text) = gap(&*by, &name, Gap::Missed(missed)) {
                 return Poll::Ready(text);
             }
         }
-        let Some((stored, _)) = topic.log.get_mut(self.next) else {
-            if !topic.wakers.iter().any(|waker| waker.will_wake(task.waker())) {
-                topic.wakers.push(task.waker().clone());
+        while let Some((stored, _)) = topic.log.get_mut(feed.next) {
+            feed.next += 1;
+            match stored.entry.made(&name, self.form, &*by) {
+                Some(made) => {
+                    topic.moved.deliveries += 1;
+                    return Poll::Ready(made);
+                }
+                None => topic.moved.unframed += 1,
             }
-            return Poll::Pending;
-        };
-        self.next += 1;
-        topic.moved.deliveries += 1;
-        Poll::Ready(stored.entry.made(&name, self.form, &*by))
+        }
+        feed.wake_by(task.waker());
+        Poll::Pending
     }
 }
 
@@ -127,6 +124,6 @@ impl Drop for TopicReader {
 
 impl fmt::Debug for TopicReader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TopicReader").field("next", &self.next).finish_non_exhaustive()
+        f.debug_struct("TopicReader").field("cursor", &self.cursor()).finish_non_exhaustive()
     }
 }

@@ -49,4 +49,8 @@ impl<T> Slab<T> {
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.all.iter().flatten()
     }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.all.iter_mut().flatten()
+    }
 }

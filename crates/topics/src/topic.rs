@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::AddAssign;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
@@ -28,20 +29,34 @@ pub(crate) struct Entry {
     pub(crate) key: Box<[u8]>,
     pub(crate) payload: Bytes,
     pub(crate) at: Time,
-    /// The payload for members of each form, made where the first one gets it.
-    made: [OnceLock<Bytes>; FORMS_MAX],
+    /// The payload for members of the form that got it first, made there, and those for members of
+    /// other forms, which few servers have. `None` if a form panicked.
+    made: OnceLock<(u8, Option<Bytes>)>,
+    made_more: OnceLock<Box<[OnceLock<Option<Bytes>>; FORMS_MAX]>>,
 }
 
 impl Entry {
     /// The payload for members of a form.
-    pub(crate) fn made(&self, topic: &str, form: u8, by: &dyn Form) -> Bytes {
-        let make = || {
+    ///
+    /// # Panics
+    /// If the form does. It is `None` for all who ask later.
+    pub(crate) fn made(&self, topic: &str, form: u8, by: &dyn Form) -> Option<Bytes> {
+        let mut panicked = None;
+        let mut make = || {
             let view = EntryView { topic, cursor: self.cursor, key: &self.key, payload: &self.payload };
             let mut out = Vec::new();
-            by.entry(&view, &mut out);
-            Bytes::from(out)
+            let made = panic::catch_unwind(AssertUnwindSafe(|| by.entry(&view, &mut out)));
+            made.map(|()| Bytes::from(out)).map_err(|panic| panicked = Some(panic)).ok()
         };
-        self.made[usize::from(form)].get_or_init(make).clone()
+        let made = match self.made.get_or_init(|| (form, make())) {
+            (first, made) if *first == form => made,
+            _ => self.made_more.get_or_init(Box::default)[usize::from(form)].get_or_init(make),
+        };
+        let made = made.clone();
+        match panicked {
+            Some(panic) => panic::resume_unwind(panic),
+            None => made,
+        }
     }
 }
 
@@ -57,13 +72,18 @@ impl StoredEntry {
         StoredEntry { entry, shared: Vec::new() }
     }
 
-    pub(crate) fn shared(&mut self, topic: &str, form: u8, by: &dyn Form) -> &SharedPayload {
-        let known = self.shared.iter().position(|(of, _)| *of == form);
-        let place = known.unwrap_or_else(|| {
-            self.shared.push((form, SharedPayload::new(self.entry.made(topic, form, by))));
-            self.shared.len() - 1
-        });
-        &self.shared[place].1
+    /// The payload for connections of a form. `None` if the form panicked.
+    pub(crate) fn shared(&mut self, topic: &str, form: u8, by: &dyn Form) -> Option<&SharedPayload> {
+        let place = match self.shared.iter().position(|(of, _)| *of == form) {
+            Some(known) => known,
+            None => {
+                // Most shards have members of one form.
+                self.shared.reserve_exact(1);
+                self.shared.push((form, SharedPayload::new(self.entry.made(topic, form, by)?)));
+                self.shared.len() - 1
+            }
+        };
+        Some(&self.shared[place].1)
     }
 }
 
@@ -91,12 +111,12 @@ impl LogEntry for StoredEntry {
 
 /// The state of a topic that its home knows.
 pub(crate) struct Known {
-    epoch: u64,
-    last: u64,
-    gaps: u64,
-    head: u64,
+    pub(crate) epoch: u64,
+    pub(crate) last: u64,
+    pub(crate) gaps: u64,
+    pub(crate) head: u64,
     floor: u64,
-    entries: Vec<Arc<Entry>>,
+    pub(crate) entries: Vec<Arc<Entry>>,
     count: Arc<AtomicUsize>,
 }
 
@@ -114,19 +134,46 @@ pub(crate) struct GapLetter {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TopicCounts {
     pub(crate) messages: u64,
+    pub(crate) refused: u64,
     pub(crate) bytes: u64,
     pub(crate) deliveries: u64,
     pub(crate) skipped: u64,
+    pub(crate) unframed: u64,
     pub(crate) cut: u64,
 }
 
 impl AddAssign for TopicCounts {
     fn add_assign(&mut self, more: TopicCounts) {
         self.messages += more.messages;
+        self.refused += more.refused;
         self.bytes += more.bytes;
         self.deliveries += more.deliveries;
         self.skipped += more.skipped;
+        self.unframed += more.unframed;
         self.cut += more.cut;
+    }
+}
+
+/// A member that pulls its messages.
+pub(crate) struct Feed {
+    /// The name that other members see.
+    pub(crate) shown: Option<Arc<str>>,
+    /// The number of the next message that it gets.
+    pub(crate) next: u64,
+    /// Woken when there is another message.
+    waker: Option<Waker>,
+}
+
+impl Feed {
+    pub(crate) fn new(next: u64) -> Feed {
+        Feed { shown: None, next, waker: None }
+    }
+
+    /// Has the task woken by the next message, in place of the one that waited before.
+    pub(crate) fn wake_by(&mut self, waker: &Waker) {
+        if !self.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
+            self.waker = Some(waker.clone());
+        }
     }
 }
 
@@ -147,10 +194,10 @@ pub(crate) struct Topic {
     pub(crate) members: Members,
     /// It waits for its part of a page.
     pub(crate) is_active: bool,
-    /// Feeds, with what others are shown of each, and subscriptions that have not begun.
-    pub(crate) feeds: Slab<Option<Arc<str>>>,
+    pub(crate) feeds: Slab<Feed>,
+    /// Subscriptions that have not begun.
     pub(crate) pending: usize,
-    /// Woken when it is joined, or has another message.
+    /// Woken when it is joined, or has another message: few, beside those of feeds.
     pub(crate) wakers: Vec<Waker>,
     /// At home: the other shards that have members.
     pub(crate) shards: Vec<usize>,
@@ -195,7 +242,8 @@ impl Topic {
     pub(crate) fn entry(&self, seq: u64, key: Box<[u8]>, payload: Bytes, at: Time) -> Arc<Entry> {
         let cursor = Cursor { epoch: self.epoch, seq };
         let (number, gaps) = (self.log.head(), self.gaps);
-        Arc::new(Entry { seq: number, cursor, gaps, key, payload, at, made: Default::default() })
+        let (made, made_more) = Default::default();
+        Arc::new(Entry { seq: number, cursor, gaps, key, payload, at, made, made_more })
     }
 
     /// True if the message of a cursor has been here.
@@ -220,6 +268,13 @@ impl Topic {
         self.moved.bytes += entry.payload.len() as u64;
         self.last = entry.cursor.seq;
         self.log.push(StoredEntry::new(entry));
+        self.visit_all(active, number);
+    }
+
+    /// Goes on behind these numbers, here and in cursors: what was before them is gone.
+    pub(crate) fn skip_to(&mut self, head: u64, last: u64, active: &mut VecDeque<u32>, number: u32) {
+        self.log.skip_to(head, last);
+        self.last = last;
         self.visit_all(active, number);
     }
 
@@ -252,7 +307,21 @@ impl Topic {
     }
 
     pub(crate) fn wake_all(&mut self) {
-        self.wakers.drain(..).for_each(Waker::wake);
+        let of_feeds = self.feeds.iter_mut().filter_map(|feed| feed.waker.take());
+        of_feeds.chain(self.wakers.drain(..)).for_each(Waker::wake);
+    }
+
+    /// Drops the messages that each feed has.
+    pub(crate) fn drop_read(&mut self) {
+        let needed = self.feeds.iter().map(|feed| feed.next).min();
+        match needed.filter(|needed| *needed < self.log.head()) {
+            None => self.log.clear(),
+            Some(needed) => {
+                while self.log.first() < needed {
+                    self.log.pop();
+                }
+            }
+        }
     }
 
     /// Begins with what a bridge knows: all messages behind this number follow.
@@ -291,5 +360,72 @@ impl Topic {
     /// Counts a member that leaves.
     pub(crate) fn left(&self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Wake;
+
+    use crate::form::Gap;
+
+    use super::*;
+
+    // What a message counts for beside its own bytes, with its place in the log.
+    const _: () = assert!(size_of::<Entry>() + size_of::<StoredEntry>() <= 200);
+
+    struct Nothing;
+
+    impl Wake for Nothing {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    /// Bytes of its own in front of the message.
+    struct Named(&'static str);
+
+    impl Form for Named {
+        fn entry(&self, entry: &EntryView<'_>, out: &mut Vec<u8>) {
+            assert_ne!(self.0, "boom", "planted");
+            out.extend_from_slice(self.0.as_bytes());
+            out.extend_from_slice(entry.payload);
+        }
+
+        fn gap(&self, _topic: &str, _gap: Gap, _out: &mut Vec<u8>) {}
+    }
+
+    #[test]
+    fn entry_is_made_once_for_each_form() {
+        let topic = Topic::new("a".into(), History::none(), true, Some(7));
+        let entry = topic.entry(1, [].into(), "text".into(), Time::ZERO);
+        let made = |form, name| entry.made("a", form, &Named(name));
+        for (form, name) in [(3, "3 "), (0, "0 "), (7, "7 "), (3, "? "), (0, "? "), (7, "? ")] {
+            assert_eq!(made(form, name), Some(format!("{form} text").into()));
+        }
+        let mut panics = Vec::new();
+        for _ in 0..2 {
+            let made = panic::catch_unwind(AssertUnwindSafe(|| made(5, "boom")));
+            panics.push(made.is_err());
+            assert!(made.ok().flatten().is_none());
+        }
+        assert_eq!(panics, [true, false], "the one that makes it panics alone");
+    }
+
+    #[test]
+    fn feed_wakes_the_task_that_read_last() {
+        let mut topic = Topic::new("a".into(), History::none(), true, Some(7));
+        let (first, last) = (Arc::new(Nothing), Arc::new(Nothing));
+        let feed = topic.feeds.add(Feed::new(1));
+        for task in [&first, &first, &last, &last] {
+            topic.feeds.get_mut(feed).unwrap().wake_by(&task.clone().into());
+        }
+        assert_eq!([&first, &last].map(Arc::strong_count), [1, 2], "one waker for each feed");
+        let entry = topic.entry(1, [].into(), Bytes::new(), Time::ZERO);
+        topic.take_in(entry, &mut VecDeque::new(), 0);
+        assert_eq!(Arc::strong_count(&last), 1, "a message wakes it");
+        topic.drop_read();
+        assert_eq!(topic.log.first(), 1);
+        topic.feeds.get_mut(feed).unwrap().next += 1;
+        topic.drop_read();
+        assert!(topic.log.is_empty());
     }
 }

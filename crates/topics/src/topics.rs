@@ -214,8 +214,8 @@ impl ShardTopics {
     }
 
     /// Members of a topic on the shard of that number, by what they are
-    /// [shown](Subscriber::set_shown) as: those from the `from`th on, at most 1000. Members without
-    /// a name are left out, and feeds have none.
+    /// [shown](Subscriber::set_shown) as: those from the `from`th on, at most 1000, connections
+    /// before [readers](TopicReader). Members without a name are left out.
     ///
     /// # Errors
     /// Those of a question to another shard.
@@ -274,7 +274,7 @@ fn figures(all: impl Iterator<Item = TopicFigures>, forgotten: TopicCounts) -> V
 pub struct TopicFigures {
     /// Its name.
     pub topic: Arc<str>,
-    /// Members, feeds among them, and those of them whose outbox is full.
+    /// Members, readers among them.
     pub members: usize,
     /// Members whose outbox is full.
     pub lagging: usize,
@@ -282,28 +282,36 @@ pub struct TopicFigures {
     pub log_bytes: usize,
     /// Messages that came.
     pub messages: u64,
-    /// Their bytes.
+    /// Messages from other shards and threads that found no room for their topic
+    /// ([`TopicOptions::topics_max`]), in the row `other` alone.
+    pub refused: u64,
+    /// Bytes of the messages that came.
     pub bytes: u64,
     /// Messages that members got.
     pub deliveries: u64,
     /// Messages that members did not get, since they fell off the log.
     pub skipped: u64,
+    /// Messages that members did not get, since they have no frame in the framing of their service,
+    /// or the form panicked.
+    pub unframed: u64,
     /// Members that were reset for reading slowly.
     pub cut: u64,
 }
 
 impl TopicFigures {
     fn of_counts(topic: Arc<str>, counts: TopicCounts) -> TopicFigures {
-        let TopicCounts { messages, bytes, deliveries, skipped, cut } = counts;
+        let TopicCounts { messages, refused, bytes, deliveries, skipped, unframed, cut } = counts;
         TopicFigures {
             topic,
             members: 0,
             lagging: 0,
             log_bytes: 0,
             messages,
+            refused,
             bytes,
             deliveries,
             skipped,
+            unframed,
             cut,
         }
     }
@@ -316,9 +324,11 @@ impl TopicFigures {
             lagging: self.lagging + more.lagging,
             log_bytes: self.log_bytes + more.log_bytes,
             messages: self.messages + more.messages,
+            refused: self.refused + more.refused,
             bytes: self.bytes + more.bytes,
             deliveries: self.deliveries + more.deliveries,
             skipped: self.skipped + more.skipped,
+            unframed: self.unframed + more.unframed,
             cut: self.cut + more.cut,
         }
     }
@@ -433,9 +443,11 @@ mod tests {
             lagging: 0,
             log_bytes: 0,
             messages: 1,
+            refused: 0,
             bytes: n,
             deliveries: n,
             skipped: 0,
+            unframed: 0,
             cut: 0,
         };
         let some = figures((0..50).map(of), TopicCounts::default());

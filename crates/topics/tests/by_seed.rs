@@ -4,14 +4,15 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::convert::Infallible;
+use std::io::ErrorKind;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ringserve::framing::Lines;
+use ringserve::framing::Delimiter;
 use ringserve::service::{OpenCx, Refusal, Session};
 use ringserve::testing::{Faults, Sim, SimServer};
 use ringserve::topics::{
-    self, Cursor, FormId, History, ShardTopics, Since, Slow, Subscriber, TopicOptions, Topics,
+    self, Cursor, Form, FormId, History, ShardTopics, Since, Slow, Subscriber, TopicOptions, Topics,
 };
 use ringserve::{Cx, Frame, Limits, Server, Service};
 
@@ -20,6 +21,8 @@ const SECOND: Duration = Duration::from_secs(1);
 /// `+topic slow since` subscribes, `-topic` ends it, `-` ends all, `topic text` publishes,
 /// `topic#key text` under a key, `?topic` counts the members, `@topic` names them, `<topic since
 /// count` reads a feed, `^count` makes the connection that many members, which leave one by one.
+/// `*topic count` publishes as many messages in one turn; for `~` and `%` see `edges`. Each `|` of a
+/// text is published as the end of a line.
 struct News {
     topics: ShardTopics,
     form: FormId,
@@ -67,8 +70,16 @@ impl Service for News {
                 }
                 feed.cursor().to_string()
             }
+            ("*", [topic, count]) => {
+                let publish = |n| self.topics.publish(&topic[1..], format!("{} burst {n}", &topic[1..]));
+                (0..count.parse().unwrap()).filter(|n: &u32| publish(*n).is_ok()).count().to_string()
+            }
+            ("~", [topic, count]) => self.late_reader(cx, &topic[1..], count.parse().unwrap()).await,
+            ("%", [topic, feeds, count]) => {
+                self.many_readers(&topic[1..], feeds.parse().unwrap(), count.parse().unwrap()).await
+            }
             (_, [topic, text @ ..]) => {
-                let text = text.join(" ");
+                let text = text.join(" ").replace('|', "\n");
                 let published = match topic.split_once('#') {
                     None => self.topics.publish(topic, text),
                     Some((topic, key)) => self.topics.publish_keyed(topic, key, text),
@@ -152,12 +163,24 @@ fn slow_of(word: &str) -> Slow {
 type All = Rc<RefCell<Vec<ShardTopics>>>;
 
 fn starts(sim: &Sim, shards: usize, options: TopicOptions) -> (SimServer, Topics, All) {
+    starts_with(sim, shards, options, topics::Lines, Limits::default().outbox_bytes_high)
+}
+
+fn starts_with(
+    sim: &Sim,
+    shards: usize,
+    options: TopicOptions,
+    form: impl Form,
+    bytes: usize,
+) -> (SimServer, Topics, All) {
     let topics = Topics::new(options);
-    let (form, all, outside) = (topics.form(topics::Lines), All::default(), topics.clone());
+    let (form, all, outside) = (topics.form(form), All::default(), topics.clone());
     let shared = all.clone();
     // Peers that do not read are the affair of topics here.
-    let limits = Limits::default().write_stall_timeout(None).write_bytes_per_second_min(0).idle_timeout(None);
-    let server = Server::bind("10.0.0.1:7000").framing(Lines::default()).limits(limits).shards(shards);
+    let limits = Limits::default().outbox_bytes_high(bytes).outbox_bytes_low(bytes / 4);
+    let limits = limits.write_stall_timeout(None).write_bytes_per_second_min(0).idle_timeout(None);
+    // As lines are, but that a message with the end of a line in it has no frame.
+    let server = Server::bind("10.0.0.1:7000").framing(Delimiter::new("\n")).limits(limits).shards(shards);
     let server = sim.start(server, move |shard| {
         let topics = topics.register(shard);
         shared.borrow_mut().push(topics.clone());
@@ -240,6 +263,10 @@ macro_rules! ask {
         }
     }};
 }
+
+// Behind the macro that it uses.
+#[path = "by_seed/edges.rs"]
+mod edges;
 
 #[test]
 fn members_of_all_shards_get_messages_once_and_in_order() {
@@ -395,15 +422,24 @@ fn members_that_must_miss_nothing_are_reset_when_they_would() {
     Sim::seeds(20).faults(Faults::harmless()).run(|sim| {
         let (server, _, all) = starts(sim, 1 + sim.seed() as usize % 3, TopicOptions::new(History::last(60)));
         let (addr, ready, oracle) = (server.addr(), Rc::new(Cell::new(0)), Rc::new(Oracle::default()));
+        let reset = Rc::new(Cell::new(0));
         sim.expect_losses();
         for slow in ["queue", "cut", "late"] {
-            let (ready, oracle) = (ready.clone(), oracle.clone());
+            let (ready, oracle, resets) = (ready.clone(), oracle.clone(), reset.clone());
             sim.client(slow, async move |net| {
                 let (mut me, mut seen) = (net.connect(addr).await?, Seen::default());
                 let cursor = ask!(me, seen, oracle, true, "+a {slow} newest");
                 seen.last.insert("a".into(), cursor.parse().unwrap());
                 ready.set(ready.get() + 1);
                 net.sleep(900 * SECOND).await;
+                loop {
+                    match me.line().await {
+                        Ok(Some(line)) => seen.take(&line, &oracle, true),
+                        Err(error) if error.kind() == ErrorKind::ConnectionReset => break,
+                        end => panic!("{end:?} where a reset is due"),
+                    }
+                }
+                resets.set(resets.get() + 1);
                 Ok(())
             });
         }
@@ -427,6 +463,7 @@ fn members_that_must_miss_nothing_are_reset_when_they_would() {
             panic!("6 MB wait for peers that do not read: {} of 3 are cut", figures());
         });
         sim.run_until_done();
+        assert_eq!(reset.get(), 3);
     });
 }
 
@@ -538,6 +575,10 @@ fn bounds_of_topics_and_members_hold() {
             for n in 0..300 {
                 let said = ask!(me, seen, oracle, true, "u{n} {}", "x".repeat(1900));
                 assert!(said == "ok" || said.contains("full"), "{said}");
+            }
+            // What another shard keeps of a topic counts here too from the subscription on.
+            for n in 297..300 {
+                ask!(me, seen, oracle, true, "+u{n} skip newest");
             }
             Ok(())
         });

@@ -48,7 +48,9 @@ impl SharedPayload {
             return None;
         }
         let wire = framed.ok().map(|()| Bytes::from(batch.into_bytes()));
-        self.wires.borrow_mut().push((lane.clone(), wire.clone()));
+        let mut wires = self.wires.borrow_mut();
+        wires.reserve_exact(1);
+        wires.push((lane.clone(), wire.clone()));
         wire
     }
 }

@@ -245,3 +245,21 @@ fn shared_payload_without_memory_is_not_sent_in_part() {
     outlet.reply_shared(&SharedPayload::new("hello"));
     assert!(outlet.abort_requested() && outlet.take_pending().is_none());
 }
+
+#[test]
+fn shared_push_without_memory_resets() {
+    let (_shard, outlet) = outlet(Rc::new(NoRoom).encoding(), &Arc::default());
+    assert!(outlet.push_shared(&SharedPayload::new("hello")), "it has a frame");
+    assert!(outlet.abort_requested() && outlet.take_pending().is_none());
+}
+
+#[test]
+fn shared_payload_without_a_frame_leaves_the_connection_open() {
+    let (shard, outlet) = outlet(Rc::new(LengthPrefix::bytes(1)).encoding(), &Arc::default());
+    let (long, short) = (SharedPayload::new(alloc::vec![2; 256]), SharedPayload::new("two"));
+    let pushed = [&short, &long, &long, &short].map(|payload| outlet.push_shared(payload));
+    assert_eq!((pushed, outlet.has_requests()), ([true, false, false, true], false));
+    assert_eq!((queued(&outlet), shard.held_bytes()), (b"\x03two\x03two".to_vec(), 0));
+    outlet.reply_shared(&long);
+    assert!(outlet.not_framed());
+}

@@ -146,6 +146,23 @@ impl Outlet {
         });
     }
 
+    /// As [`reply_shared`](Outlet::reply_shared), but leaves the connection open if the payload has
+    /// no frame there. False then: nothing is queued.
+    pub fn push_shared(&self, shared: &SharedPayload) -> bool {
+        let mut is_framed = true;
+        self.append::<1>(|out| match shared.wire_for(&self.lane, out) {
+            Some(wire) => {
+                out.shared(&wire);
+                AppendOutcome::Whole
+            }
+            None => {
+                is_framed = out.batch.is_refused();
+                AppendOutcome::Nothing
+            }
+        });
+        is_framed
+    }
+
     /// Holds what is queued, and what follows, until [`release_replies`](Outlet::release_replies),
     /// so that all of it leaves in one send. It leaves earlier if it grows beyond a few KiB, or if
     /// the connection or its writing ends. Calls count: each that returns true must be followed by

@@ -295,10 +295,11 @@ impl LocalHandle {
     /// connections of a service.
     ///
     /// # Errors
-    /// As [`push`](LocalHandle::push).
+    /// As [`push`](LocalHandle::push), and [`PushError::Unframed`] if the framing has no frame for
+    /// the payload. The connection stays, unlike after another push of such a payload: one message
+    /// for many does not end them all.
     pub fn push_shared(&self, payload: &SharedPayload) -> Result<(), PushError> {
-        self.room()?.reply_shared(payload);
-        Ok(())
+        if self.room()?.push_shared(payload) { Ok(()) } else { Err(PushError::Unframed) }
     }
 
     /// Queues bytes as they are, as [`Cx::write`](crate::Cx::write) does.
@@ -326,6 +327,11 @@ impl LocalHandle {
     pub(crate) fn room(&self) -> Result<CountedHead<Outlet>, PushError> {
         let shared = self.shared.upgrade().filter(|shared| !shared.is_ending()).ok_or(PushError::Gone)?;
         if shared.is_full() { Err(PushError::Full) } else { Ok(shared) }
+    }
+
+    /// True if [`ready`](LocalHandle::ready) returns at once.
+    pub fn is_ready(&self) -> bool {
+        self.shared.upgrade().is_none_or(|shared| !shared.is_full() || shared.is_ending())
     }
 
     /// Waits until a push finds room; returns at once if there is room or the connection is gone.
@@ -391,6 +397,10 @@ pub enum PushError {
     Full,
     /// The connection ended, or its end was requested.
     Gone,
+    /// The framing has no frame for the payload, as where it holds the delimiter or is too long: of
+    /// [`LocalHandle::push_shared`] alone. Other pushes close the connection then
+    /// ([`CloseReason::ReplyNotFramed`](crate::CloseReason::ReplyNotFramed)).
+    Unframed,
 }
 
 impl fmt::Display for PushError {
@@ -398,6 +408,7 @@ impl fmt::Display for PushError {
         f.write_str(match self {
             PushError::Full => "the peer reads too slowly: its outbox is over outbox_bytes_high",
             PushError::Gone => "the connection ended",
+            PushError::Unframed => "the framing has no frame for the payload",
         })
     }
 }
