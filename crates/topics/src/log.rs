@@ -271,6 +271,10 @@ mod tests {
         assert_eq!((numbers(&log), log.first(), log.floor()), (vec![20], 20, 199), "some are missing");
         log.clear();
         assert_eq!((log.floor(), log.behind(200)), (200, 21));
+        log.push(Tested(21, "", 10, at(0)));
+        log.set_floor(290);
+        log.pop();
+        assert_eq!(log.floor(), 290, "what is missing is newer than what goes");
     }
 
     #[test]

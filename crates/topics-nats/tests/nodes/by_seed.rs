@@ -277,13 +277,16 @@ fn live_messages_are_missing_at_gaps_alone() {
                 ask(&net, &mut mine, &mut Vec::new(), &format!("news {n} 30")).await?;
                 let mut next: BTreeMap<String, u64> = BTreeMap::new();
                 let mut may_miss: BTreeMap<String, bool> = BTreeMap::new();
-                let mut ended = 0;
+                let (mut ended, mut gaps) = (0, 0);
                 while ended < NODES.len() {
                     if all.is_empty() {
                         all.push(seen(&me.line().await?.expect("there is more")));
                     }
                     match all.remove(0) {
-                        Seen::Gap => may_miss.values_mut().for_each(|may| *may = true),
+                        Seen::Gap => {
+                            gaps += 1;
+                            may_miss.values_mut().for_each(|may| *may = true);
+                        }
                         Seen::Message(_, text) => {
                             let (by, number) = text.split_once(' ').unwrap();
                             let number: u64 = number.parse().unwrap();
@@ -298,6 +301,7 @@ fn live_messages_are_missing_at_gaps_alone() {
                         }
                     }
                 }
+                assert!(gaps > 0, "a connection that was cut is a gap");
                 Ok(())
             });
         }
