@@ -30,7 +30,8 @@
 //! * After the head of an answer an error resets the client's connection: a part never looks like
 //!   the whole.
 //!
-//! Requests of clients are HTTP/1.1 and HTTP/2; upstreams are asked by HTTP/1.1.
+//! Requests of clients are HTTP/1.1 and HTTP/2. Upstreams are asked by HTTP/1.1, or by HTTP/2 where
+//! [`HttpUpstream::protocol`] says so, which gRPC needs.
 //!
 //! # Rooms
 //!
@@ -71,4 +72,4 @@ pub use table::access::RateKey;
 pub use table::pattern::PatternError;
 pub use table::route::{Route, RouteTimeouts};
 pub use table::routes::{RouteError, RouteTable, Routes};
-pub use target::HttpUpstream;
+pub use target::{HttpUpstream, UpstreamProtocol};

@@ -15,14 +15,33 @@ pub struct HttpUpstream {
     inner: Arc<Inner>,
 }
 
+#[derive(Clone)]
 struct Inner {
     upstream: Upstream,
     replay_bytes_max: usize,
+    protocol: UpstreamProtocol,
+}
+
+/// The version of HTTP that is spoken to backends.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UpstreamProtocol {
+    /// HTTP/1.1.
+    #[default]
+    Http1,
+    /// HTTP/2 from the first byte, as backends of gRPC speak it. Below TLS the
+    /// [transport](Upstream::transport) has to offer `h2` (ALPN).
+    Http2,
+    /// HTTP/2 on connections below TLS whose backend chose `h2` (ALPN), HTTP/1.1 on all others. With
+    /// the feature `tls`; without it always HTTP/1.1.
+    Negotiated,
 }
 
 impl HttpUpstream {
     /// From an upstream, which is asked by HTTP/1.1: a request at a time on each of its pooled
-    /// connections.
+    /// connections. Where requests come in bursts,
+    /// [`PoolLimits::idle_max`](ringserve_upstream::PoolLimits::idle_max) is worth raising: a
+    /// connection beyond it is closed behind its request.
     ///
     /// ```
     /// use ringserve::upstream::Upstream;
@@ -32,15 +51,33 @@ impl HttpUpstream {
     /// # let _ = web;
     /// ```
     pub fn new(upstream: Upstream) -> HttpUpstream {
-        HttpUpstream { inner: Arc::new(Inner { upstream, replay_bytes_max: 64 << 10 }) }
+        let protocol = UpstreamProtocol::default();
+        HttpUpstream { inner: Arc::new(Inner { upstream, replay_bytes_max: 64 << 10, protocol }) }
+    }
+
+    /// Sets the version of HTTP that is spoken to its backends, [`UpstreamProtocol::Http1`] by
+    /// default. A connection of HTTP/2 has a request at a time too, and can be no tunnel: up to
+    /// [`PoolLimits::connections_max`](ringserve_upstream::PoolLimits::connections_max) requests of a
+    /// shard are at a backend at once. A body of an answer that its client does not take is held up
+    /// to 256 KiB.
+    ///
+    /// ```
+    /// use ringserve::upstream::Upstream;
+    /// use ringserve_gateway::{HttpUpstream, UpstreamProtocol};
+    ///
+    /// let health = Upstream::new("health", ["10.0.0.11:50051"]);
+    /// let health = HttpUpstream::new(health).protocol(UpstreamProtocol::Http2);
+    /// # let _ = health;
+    /// ```
+    pub fn protocol(self, protocol: UpstreamProtocol) -> HttpUpstream {
+        HttpUpstream { inner: Arc::new(Inner { protocol, ..(*self.inner).clone() }) }
     }
 
     /// Sets how many bytes of a request's body are kept until the answer begins, so that the
     /// request can be sent to another backend; 0 keeps none. 64 KiB by default. Of a longer body
     /// nothing is kept, and its request is sent once.
     pub fn replay_bytes_max(self, bytes: usize) -> HttpUpstream {
-        let upstream = self.inner.upstream.clone();
-        HttpUpstream { inner: Arc::new(Inner { upstream, replay_bytes_max: bytes }) }
+        HttpUpstream { inner: Arc::new(Inner { replay_bytes_max: bytes, ..(*self.inner).clone() }) }
     }
 
     /// The group of servers.
@@ -51,6 +88,10 @@ impl HttpUpstream {
     /// The name of the upstream.
     pub fn name(&self) -> &str {
         self.inner.upstream.name()
+    }
+
+    pub(crate) fn spoken(&self) -> UpstreamProtocol {
+        self.inner.protocol
     }
 
     pub(crate) fn kept_bytes_max(&self) -> usize {

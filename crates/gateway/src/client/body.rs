@@ -12,7 +12,7 @@ use ringserve_server::Shard;
 use ringserve_server::time::Sleep;
 use ringserve_upstream::PooledConnection;
 
-use super::connection::Http1Connection;
+use super::http::HttpConnection;
 use super::request_body::BodyKeeper;
 
 /// The body of an upstream's answer. Its end gives the connection back for the next request; its
@@ -27,7 +27,7 @@ pub struct UpstreamBody {
 /// Everything that an answer holds until its body is there.
 pub(super) struct Held {
     pub(super) shard: Shard,
-    pub(super) connection: PooledConnection<Http1Connection>,
+    pub(super) connection: PooledConnection<HttpConnection>,
     pub(super) request: BodyKeeper,
     /// The time for which the backend may pause.
     pub(super) idle_max: Duration,
@@ -59,8 +59,20 @@ impl UpstreamBody {
     }
 
     /// Takes the connection, for what follows an answer of 101.
-    pub(crate) fn into_connection(mut self) -> Option<PooledConnection<Http1Connection>> {
+    pub(crate) fn into_connection(mut self) -> Option<PooledConnection<HttpConnection>> {
         self.held.take().map(|held| held.connection)
+    }
+}
+
+impl Drop for UpstreamBody {
+    fn drop(&mut self) {
+        // Of HTTP/2 the rest is one stream's, which ends with `incoming`.
+        if let Some(held) = self.held.take()
+            && held.connection.is_http2()
+            && held.request.is_ended()
+        {
+            held.connection.give_back();
+        }
     }
 }
 

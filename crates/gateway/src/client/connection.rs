@@ -1,10 +1,10 @@
-//! A connection to a backend, over hyper's.
+//! A connection to a backend of HTTP/1.1, over hyper's.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hyper::body::Incoming;
@@ -15,10 +15,11 @@ use ringserve_server::task::JoinHandle;
 use ringserve_server::{Shard, Stream};
 use ringserve_upstream::{Connection, IdleEvent};
 
+use super::news::News;
 use super::request_body::RequestBody;
 
 /// Bytes of an answer's head at most, and what hyper reads at once of a body.
-const READ_BYTES_MAX: usize = 64 << 10;
+pub(super) const HEAD_BYTES_MAX: usize = 64 << 10;
 
 /// A connection, whose drop closes it.
 pub(crate) struct Http1Connection {
@@ -31,28 +32,19 @@ pub(crate) struct Http1Connection {
 /// News of hyper's side.
 #[derive(Default)]
 struct Shared {
-    ended: Cell<Option<IdleEvent>>,
-    waker: RefCell<Option<Waker>>,
+    news: News,
     /// Who sent a request with which the connection may become something else.
     wants_stream: Cell<bool>,
     /// The connection, and what hyper had read of it, once it did.
     stream: RefCell<Option<(Stream, Bytes)>>,
 }
 
-impl Shared {
-    fn end(&self, event: IdleEvent) {
-        self.ended.set(Some(event));
-        let waker = self.waker.take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-}
-
 /// The end of a request that has no answer.
 pub(crate) enum SendError {
     /// Nothing of it left.
     Unsent(Box<Request<RequestBody>>),
+    /// The backend says that it did not look at it.
+    Refused,
     /// Some of it left, or may have.
     Lost { is_ours: bool },
     /// The bytes that came are no answer.
@@ -65,7 +57,7 @@ impl Http1Connection {
     /// Speaks HTTP/1.1 on a stream, by a task of the shard.
     pub(crate) async fn begin(shard: &Shard, stream: Stream) -> io::Result<Http1Connection> {
         let mut builder = Builder::new();
-        builder.max_buf_size(READ_BYTES_MAX);
+        builder.max_buf_size(HEAD_BYTES_MAX);
         let (sender, connection) = builder.handshake(stream).await.map_err(io::Error::other)?;
         let shared = Rc::new(Shared::default());
         let told = shared.clone();
@@ -76,7 +68,7 @@ impl Http1Connection {
                 let parts = connection.into_parts();
                 *told.stream.borrow_mut() = Some((parts.io, parts.read_buf));
             }
-            told.end(match ended {
+            told.news.end(match ended {
                 Err(error) if is_stray(&error) => IdleEvent::Stray,
                 _ => IdleEvent::Ended,
             });
@@ -111,14 +103,7 @@ impl Http1Connection {
 
     /// The stream behind an answer of 101, with what hyper had read of it.
     pub(crate) async fn stream(&mut self) -> io::Result<(Stream, Bytes)> {
-        poll_fn(|task| {
-            if self.shared.ended.get().is_some() {
-                return Poll::Ready(());
-            }
-            self.shared.waker.replace(Some(task.waker().clone()));
-            Poll::Pending
-        })
-        .await;
+        poll_fn(|task| self.shared.news.poll(task)).await;
         let taken = self.shared.stream.take();
         taken.ok_or_else(|| io::ErrorKind::ConnectionReset.into())
     }
@@ -135,7 +120,7 @@ fn is_stray(error: &hyper::Error) -> bool {
     io_error(error).is_none() && !error.is_incomplete_message() && !error.is_canceled() && !error.is_closed()
 }
 
-fn io_error(error: &hyper::Error) -> Option<&io::Error> {
+pub(super) fn io_error(error: &hyper::Error) -> Option<&io::Error> {
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref() {
@@ -148,16 +133,9 @@ fn io_error(error: &hyper::Error) -> Option<&io::Error> {
 
 impl Connection for Http1Connection {
     fn poll_idle(&mut self, task: &mut Context<'_>) -> Poll<IdleEvent> {
-        if let Some(event) = self.shared.ended.get() {
-            return Poll::Ready(event);
+        match self.shared.news.poll(task) {
+            Poll::Pending if self.sender.is_closed() => Poll::Ready(IdleEvent::Ended),
+            news => news,
         }
-        if self.sender.is_closed() {
-            return Poll::Ready(IdleEvent::Ended);
-        }
-        let mut waker = self.shared.waker.borrow_mut();
-        if !waker.as_ref().is_some_and(|known| known.will_wake(task.waker())) {
-            *waker = Some(task.waker().clone());
-        }
-        Poll::Pending
     }
 }

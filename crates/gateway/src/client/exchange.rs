@@ -10,17 +10,20 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::body::{Body, Incoming};
 use hyper::header::{
-    CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING,
+    CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE,
 };
 use hyper::http::request::Parts;
+use hyper::http::uri::{PathAndQuery, Scheme};
 use hyper::{Method, Request, Response, StatusCode, Uri, Version};
 use ringserve_server::Shard;
-use ringserve_upstream::{Backend, Connections, Outcome, PooledConnection, UpstreamError};
+use ringserve_server::http::ShardTimer;
+use ringserve_upstream::{Backend, Call, Connections, Outcome, PooledConnection, UpstreamError};
 
 use super::body::{Held, UpstreamBody};
-use super::connection::{Http1Connection, SendError};
+use super::connection::SendError;
+use super::http::HttpConnection;
 use super::request_body::{BodyError, BodyFault, BodyKeeper, RequestBody, Source, boxed};
-use crate::target::HttpUpstream;
+use crate::target::{HttpUpstream, UpstreamProtocol};
 
 /// A client of an [`HttpUpstream`] on one shard. Clones share its connections, of which each has a
 /// request at a time.
@@ -48,7 +51,7 @@ pub struct HttpClient {
 struct Inner {
     shard: Shard,
     upstream: HttpUpstream,
-    connections: Connections<Http1Connection>,
+    connections: Connections<HttpConnection>,
 }
 
 /// Why a request has no answer.
@@ -120,10 +123,11 @@ impl HttpClient {
     /// A client on `shard`, for the factory of a service: each has its own connections, and its
     /// share of the checks.
     pub fn new(upstream: &HttpUpstream, shard: &Shard) -> HttpClient {
-        let on = shard.clone();
+        let (on, protocol) = (shard.clone(), upstream.spoken());
+        let timer = (protocol != UpstreamProtocol::Http1).then(|| ShardTimer::new(shard));
         let connections = upstream.upstream().connections(shard, move |stream, _backend: &Backend| {
-            let on = on.clone();
-            async move { Http1Connection::begin(&on, stream).await }
+            let (on, timer) = (on.clone(), timer.clone());
+            async move { HttpConnection::begin(&on, protocol, timer.as_ref(), stream).await }
         });
         HttpClient { inner: Rc::new(Inner { shard: shard.clone(), upstream: upstream.clone(), connections }) }
     }
@@ -170,7 +174,8 @@ impl HttpClient {
         is_idempotent: bool,
         guarded: Box<[HeaderName]>,
     ) -> BodyKeeper {
-        let kept_max = if is_idempotent { self.inner.upstream.kept_bytes_max() } else { 0 };
+        let may_be_sent_again = is_idempotent || self.may_be_refused();
+        let kept_max = if may_be_sent_again { self.inner.upstream.kept_bytes_max() } else { 0 };
         BodyKeeper::new(Source::Client(body), bytes_max, kept_max).without(guarded)
     }
 
@@ -181,31 +186,26 @@ impl HttpClient {
         body: BodyKeeper,
         rules: &SendRules<'_>,
     ) -> Result<Exchange, ClientError> {
-        let mut call = self.inner.connections.call();
-        if let Some(time) = rules.request {
-            call = call.timeout(time);
-        } else if rules.response != UNBOUNDED {
-            call = call.timeout(UNBOUNDED);
-        }
-        if rules.is_idempotent {
-            call = call.idempotent();
-        }
-        let kept = rules.is_idempotent.then(|| head.clone());
-        let mut request = Some(head.into_request(&body));
+        let mut call = self.call(rules);
+        let kept = (rules.is_idempotent || self.may_be_refused()).then(|| head.clone());
+        let has_host = head.fields.contains_key(HOST);
+        let mut next = Some(head);
         let mut tries = 0;
         loop {
             let mut connection = call.take().await?;
-            let Some(mut sent) = request.take().or_else(|| kept.clone().map(|head| head.into_request(&body)))
-            else {
+            let Some(mut head) = next.take().or_else(|| kept.clone()) else {
                 return Err(UpstreamError::Lost.into());
             };
             tries += 1;
             if rules.can_switch {
                 connection.can_switch();
             }
-            name_backend(sent.headers_mut(), connection.backend());
+            if !has_host {
+                name_backend(&mut head.fields, connection.backend());
+            }
+            let sent = head.into_request_on(&connection, &body);
             let answered = self.answer(&mut connection, sent, &body, rules, call.left()).await;
-            let is_repeatable = kept.is_some() && body.can_be_sent();
+            let is_repeatable = rules.is_idempotent && body.can_be_sent();
             let failed = match answered {
                 TryResult::Answer(answer) if is_repeatable && rules.retry_on.contains(&answer.status()) => {
                     if call.retry(&mut connection, Outcome::Failed).is_ok() {
@@ -219,9 +219,16 @@ impl HttpClient {
                 TryResult::TimedOut => Outcome::TimedOut,
                 TryResult::Error(SendError::Unsent(unsent)) => {
                     tries -= 1;
-                    request = Some(*unsent);
+                    next = Some(Head::taken_back(*unsent));
                     Outcome::Unsent
                 }
+                TryResult::Error(SendError::Refused) if body.can_be_sent() => {
+                    // It was not looked at, so it may be asked again whatever it is.
+                    call = call.idempotent();
+                    next = kept.clone();
+                    Outcome::Failed
+                }
+                TryResult::Error(SendError::Refused) => Outcome::Lost,
                 TryResult::Error(SendError::Lost { is_ours: true }) => Outcome::Aborted,
                 TryResult::Error(SendError::Lost { is_ours: false }) => Outcome::Lost,
                 TryResult::Error(SendError::Malformed(error)) => {
@@ -230,13 +237,10 @@ impl HttpClient {
                 }
                 TryResult::Error(SendError::Body) => {
                     connection.finish(Outcome::Unknown);
-                    return Err(match body.fault() {
-                        Some(BodyFault::TooLong) => ClientError::BodyTooLong,
-                        _ => ClientError::Body,
-                    });
+                    return Err(body_error(&body));
                 }
             };
-            if request.is_none() && !is_repeatable {
+            if next.is_none() && !is_repeatable {
                 connection.finish(failed);
                 let is_late = failed == Outcome::TimedOut;
                 return Err(if is_late { UpstreamError::TimedOut } else { UpstreamError::Lost }.into());
@@ -245,10 +249,26 @@ impl HttpClient {
         }
     }
 
+    /// True if a backend may say of any request that it was not looked at, as with HTTP/2.
+    fn may_be_refused(&self) -> bool {
+        self.inner.upstream.spoken() != UpstreamProtocol::Http1
+    }
+
+    /// The tries of a request, without one yet.
+    fn call(&self, rules: &SendRules<'_>) -> Call<HttpConnection> {
+        let call = self.inner.connections.call();
+        let call = match rules.request {
+            Some(time) => call.timeout(time),
+            None if rules.response != UNBOUNDED => call.timeout(UNBOUNDED),
+            None => call,
+        };
+        if rules.is_idempotent { call.idempotent() } else { call }
+    }
+
     /// Waits for the answer on a connection.
     async fn answer(
         &self,
-        connection: &mut PooledConnection<Http1Connection>,
+        connection: &mut PooledConnection<HttpConnection>,
         request: Request<RequestBody>,
         body: &BodyKeeper,
         rules: &SendRules<'_>,
@@ -269,6 +289,8 @@ impl HttpClient {
             });
             match answered.await {
                 Some(Ok(answer)) => return TryResult::Answer(answer),
+                // hyper says of HTTP/2 that the stream was reset, and not by whom.
+                Some(Err(_)) if body.fault().is_some() => return TryResult::Error(SendError::Body),
                 Some(Err(error)) => return TryResult::Error(error),
                 // A client that sends slowly is not the backend's fault.
                 None if body.taken() != taken && shard.now() < until => taken = body.taken(),
@@ -280,7 +302,7 @@ impl HttpClient {
     fn exchanged(
         &self,
         answer: Response<Incoming>,
-        mut connection: PooledConnection<Http1Connection>,
+        mut connection: PooledConnection<HttpConnection>,
         body: BodyKeeper,
         rules: &SendRules<'_>,
         tries: u32,
@@ -334,6 +356,49 @@ impl From<Parts> for Head {
 }
 
 impl Head {
+    /// The head of a request that was not sent.
+    fn taken_back(request: Request<RequestBody>) -> Head {
+        let (parts, _) = request.into_parts();
+        let mut head = Head::from(parts);
+        let authority = head.target.authority().and_then(|name| HeaderValue::from_str(name.as_str()).ok());
+        if let Some(host) = authority {
+            head.fields.insert(HOST, host);
+            let path = head.target.path_and_query().cloned();
+            head.target = Uri::from(path.unwrap_or(PathAndQuery::from_static("/")));
+        }
+        head
+    }
+
+    /// A request of the version that a connection speaks.
+    fn into_request_on(self, connection: &HttpConnection, body: &BodyKeeper) -> Request<RequestBody> {
+        match connection.http2_scheme() {
+            Some(scheme) => self.into_http2_request(scheme, body),
+            None => self.into_request(body),
+        }
+    }
+
+    /// A request of HTTP/2, which has no fields of a connection, and its host in the target.
+    fn into_http2_request(self, scheme: Scheme, body: &BodyKeeper) -> Request<RequestBody> {
+        let body = body.body();
+        let mut fields = self.fields;
+        for name in [CONNECTION, TRANSFER_ENCODING, UPGRADE] {
+            fields.remove(name);
+        }
+        if !body.is_end_stream() {
+            fields.remove(CONTENT_LENGTH);
+        }
+        let host = fields.remove(HOST);
+        let mut target = self.target.into_parts();
+        target.authority = host.and_then(|host| host.as_bytes().try_into().ok());
+        target.scheme = target.authority.is_some().then_some(scheme);
+        let mut request = Request::new(body);
+        *request.method_mut() = self.method;
+        *request.uri_mut() = Uri::from_parts(target).unwrap_or_default();
+        *request.version_mut() = Version::HTTP_2;
+        *request.headers_mut() = fields;
+        request
+    }
+
     /// A request with one framing: that of its body.
     fn into_request(self, body: &BodyKeeper) -> Request<RequestBody> {
         let body = body.body();
@@ -355,12 +420,20 @@ impl Head {
     }
 }
 
-/// A request without a host is for the backend itself.
+/// Why a body was not sent to its end.
+fn body_error(body: &BodyKeeper) -> ClientError {
+    match body.fault() {
+        Some(BodyFault::TooLong) => ClientError::BodyTooLong,
+        _ => ClientError::Body,
+    }
+}
+
+/// Puts the backend's name into a request without a host, in the place of that of a backend to
+/// which it was not sent.
 fn name_backend(fields: &mut HeaderMap, backend: &Backend) {
-    if !fields.contains_key(HOST)
-        && let Ok(name) = HeaderValue::from_str(backend.name())
-    {
-        fields.insert(HOST, name);
+    match HeaderValue::from_str(backend.name()) {
+        Ok(name) => _ = fields.insert(HOST, name),
+        Err(_) => _ = fields.remove(HOST),
     }
 }
 
@@ -378,4 +451,18 @@ fn closes(fields: &HeaderMap, version: Version) -> bool {
 /// True for methods of requests that may be sent twice (RFC 9110, 9.2.2).
 pub(crate) fn is_idempotent(method: &Method) -> bool {
     [Method::GET, Method::HEAD, Method::PUT, Method::DELETE, Method::OPTIONS, Method::TRACE].contains(method)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_is_that_of_the_backend_that_gets_the_request() {
+        let mut fields = HeaderMap::new();
+        for name in ["10.0.0.11:80", "web.example.org:8080"] {
+            name_backend(&mut fields, &Backend::new(name));
+            assert_eq!(fields.get_all(HOST).iter().collect::<Vec<_>>(), [name]);
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! The client of HTTP/1.1 of a shard: pooled connections, requests that are sent again, bodies that
+//! The client of HTTP of a shard: pooled connections, requests that are sent again, bodies that
 //! give their connection back.
 //!
 //! May use `target`, and of other crates hyper's `client::conn` and the pools of
@@ -7,4 +7,7 @@
 pub(crate) mod body;
 pub(crate) mod connection;
 pub(crate) mod exchange;
+pub(crate) mod http;
+mod http2;
+mod news;
 pub(crate) mod request_body;

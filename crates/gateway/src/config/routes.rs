@@ -13,7 +13,7 @@ use crate::fields::edit::FieldEdits;
 use crate::table::access::RateKey;
 use crate::table::route::{Route, RouteTimeouts};
 use crate::table::routes::RouteTable;
-use crate::target::HttpUpstream;
+use crate::target::{HttpUpstream, UpstreamProtocol};
 
 type Result<T> = std::result::Result<T, ConfigError>;
 
@@ -95,6 +95,10 @@ fn read(section: &Section<'_>, upstreams: &Upstreams) -> Result<Route> {
         route = route.body_bytes_max(value.bytes()?);
     }
     if let Some(value) = section.take("upgrade") {
+        let is_http1 = |upstream: &HttpUpstream| upstream.spoken() == UpstreamProtocol::Http1;
+        if !route.upstreams().all(is_http1) {
+            return Err(value.error("a tunnel needs an upstream whose protocol is \"http/1.1\""));
+        }
         route = route.upgrades(value.strings()?);
     }
     if section.take("raw_path").map_or(Ok(false), |value| value.boolean())? {

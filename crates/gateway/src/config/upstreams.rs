@@ -10,7 +10,10 @@ use ringserve_upstream::{Backend, Balance, Check, PoolLimits, Retry, SendProxy, 
 
 use super::error::ConfigError;
 use super::reader::{Section, Value};
-use crate::target::HttpUpstream;
+use crate::target::{HttpUpstream, UpstreamProtocol};
+
+/// Connections to a backend that a shard has where the file does not say.
+const CONNECTIONS_MAX: usize = 64;
 
 /// An upstream as the file has it.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,6 +53,7 @@ struct UpstreamSettings {
     replay_bytes_max: Option<u64>,
     send_proxy: Option<SendProxy>,
     tls: Option<TlsPart>,
+    protocol: UpstreamProtocol,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -102,6 +106,7 @@ impl UpstreamPart {
                 .map(|value| value.one_of(&[("v1", SendProxy::V1), ("v2", SendProxy::V2)]))
                 .transpose()?,
             tls: section.take("tls").map(|value| TlsPart::read(&value)).transpose()?,
+            protocol: protocol(section)?,
         };
         section.end()?;
         Ok(UpstreamPart { backends, settings })
@@ -115,12 +120,10 @@ impl UpstreamPart {
         let settings = &self.settings;
         let mut pool = PoolLimits::default().wait_max(settings.queue.unwrap_or(Duration::from_secs(1)));
         let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
-        if let Some(most) = settings.connections_max {
-            pool = pool.connections_max(count(most));
-        }
-        if let Some(most) = settings.idle_max {
-            pool = pool.idle_max(count(most));
-        }
+        let pool_connections = settings.connections_max.map_or(CONNECTIONS_MAX, count);
+        pool = pool.connections_max(pool_connections);
+        // Requests come in bursts: what is closed behind one is made again for the next.
+        pool = pool.idle_max(settings.idle_max.map_or(pool_connections, count));
         if let Some(most) = settings.queue_max {
             pool = pool.waiting_max(count(most));
         }
@@ -155,13 +158,29 @@ impl UpstreamPart {
             upstream = upstream.send_proxy(version);
         }
         if let Some(tls) = &settings.tls {
-            upstream = tls.below(upstream)?;
+            upstream = tls.below(upstream, settings.protocol)?;
         }
-        let mut http = HttpUpstream::new(upstream);
+        let mut http = HttpUpstream::new(upstream).protocol(settings.protocol);
         if let Some(bytes) = settings.replay_bytes_max {
             http = http.replay_bytes_max(count(bytes));
         }
         Ok(RunningUpstream { part: self.clone(), http })
+    }
+}
+
+/// The version of HTTP, which has to fit what is below.
+fn protocol(section: &Section<'_>) -> Result<UpstreamProtocol, ConfigError> {
+    let Some(value) = section.take("protocol") else { return Ok(UpstreamProtocol::Http1) };
+    let (protocol, is_below_tls) = value.one_of(&[
+        ("http/1.1", (UpstreamProtocol::Http1, None)),
+        ("h2", (UpstreamProtocol::Http2, Some(true))),
+        ("h2c", (UpstreamProtocol::Http2, Some(false))),
+        ("auto", (UpstreamProtocol::Negotiated, Some(true))),
+    ])?;
+    match (is_below_tls, section.take("tls").is_some()) {
+        (Some(true), false) => Err(value.error("it is agreed on by TLS, and there is no tls; h2c?")),
+        (Some(false), true) => Err(value.error("it is HTTP/2 without TLS, and there is tls; h2?")),
+        _ => Ok(protocol),
     }
 }
 
@@ -265,8 +284,14 @@ impl TlsPart {
         Ok(TlsPart { authorities: authorities.string()?.into(), name })
     }
 
-    fn below(&self, upstream: Upstream) -> io::Result<Upstream> {
+    fn below(&self, upstream: Upstream, protocol: UpstreamProtocol) -> io::Result<Upstream> {
         let tls = Pem::file(&self.authorities).and_then(Tls::client).map_err(io::Error::other)?;
+        let offered = match protocol {
+            UpstreamProtocol::Http1 => &["http/1.1"][..],
+            UpstreamProtocol::Http2 => &["h2"],
+            UpstreamProtocol::Negotiated => &["h2", "http/1.1"],
+        };
+        let tls = tls.alpn(offered.iter().copied());
         let name = self.name.clone();
         Ok(upstream.transport(move |backend: &Backend| {
             let name = name.as_deref().unwrap_or(backend.host());

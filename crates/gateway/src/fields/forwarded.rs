@@ -99,16 +99,22 @@ impl ForwardingRules {
             rfc7239(fields, client);
         }
         if self.has_via {
-            let version = if client.version == Version::HTTP_2 { "2" } else { "1.1" };
-            appended(fields, VIA, &format!("{version} ringserve"));
+            let is_http2 = client.version == Version::HTTP_2;
+            appended(fields, VIA, if is_http2 { "2 ringserve" } else { "1.1 ringserve" });
         }
-        if self.has_request_id && !(is_trusted && fields.contains_key(X_REQUEST_ID)) {
-            let [high, low] = client.random;
-            if let Ok(id) = HeaderValue::from_str(&format!("{high:016x}{low:016x}")) {
-                fields.insert(X_REQUEST_ID, id);
-            }
+        if self.has_request_id
+            && !(is_trusted && fields.contains_key(X_REQUEST_ID))
+            && let Ok(id) = HeaderValue::from_bytes(&digits(client.random))
+        {
+            fields.insert(X_REQUEST_ID, id);
         }
     }
+}
+
+/// 128 bits in hexadecimal.
+fn digits(numbers: [u64; 2]) -> [u8; 32] {
+    let bits = u128::from(numbers[0]) << 64 | u128::from(numbers[1]);
+    std::array::from_fn(|at| b"0123456789abcdef"[(bits >> (124 - 4 * at)) as usize & 15])
 }
 
 /// A client that a trusted proxy names by no address.
@@ -166,6 +172,12 @@ fn rfc7239(fields: &mut HeaderMap, client: &ClientFacts<'_>) {
 
 /// Adds an element to a field that is a list.
 fn appended(fields: &mut HeaderMap, name: HeaderName, element: &str) {
+    if !fields.contains_key(&name) {
+        if let Ok(value) = HeaderValue::from_str(element) {
+            fields.insert(name, value);
+        }
+        return;
+    }
     let mut list = Vec::new();
     for value in fields.get_all(&name) {
         list.extend_from_slice(value.as_bytes());

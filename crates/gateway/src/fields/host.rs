@@ -35,6 +35,11 @@ pub(crate) fn authority(parts: &mut Parts) -> Option<HeaderValue> {
 
 /// True for a host and a port, without a user before them.
 fn is_authority(text: &str) -> bool {
+    let (host, port) = text.split_once(':').unwrap_or((text, "0"));
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-');
+    if !host.is_empty() && host.bytes().all(is_plain) && matches!(port.len(), 1..=4) {
+        return port.bytes().all(|byte| byte.is_ascii_digit());
+    }
     !text.contains('@') && text.parse::<Authority>().is_ok_and(|authority| !authority.host().is_empty())
 }
 

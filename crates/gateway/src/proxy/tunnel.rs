@@ -6,12 +6,12 @@ use ringserve_server::net::{CopySide, copy_bidirectional};
 use ringserve_upstream::PooledConnection;
 
 use super::body::Place;
-use crate::client::connection::Http1Connection;
+use crate::client::http::HttpConnection;
 
 /// Turns the client's connection into a tunnel to the backend, once hyper has sent it the answer of
 /// 101. Only bytes that came behind the two heads are carried. The connection keeps its place at
 /// the backend meanwhile, and the request its own among those of its route.
-pub(super) fn begin(switch: Switch, mut connection: PooledConnection<Http1Connection>, place: Option<Place>) {
+pub(super) fn begin(switch: Switch, mut connection: PooledConnection<HttpConnection>, place: Option<Place>) {
     switch.then(async move |mut client: Stream, read| {
         let _place = place;
         let Ok((mut upstream, read_back)) = connection.stream().await else {

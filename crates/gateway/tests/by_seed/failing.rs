@@ -24,7 +24,9 @@ fn answer_that_is_cut_anywhere_is_never_a_whole_one() {
     let whole = "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n0123456789";
     let chunked =
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\n01234\r\n5\r\n56789\r\n0\r\n\r\n";
-    for text in [whole, chunked] {
+    // To a client of HTTP/1.0 the end of an answer is that of its connection.
+    let old = "GET / HTTP/1.0\r\nhost: a.b\r\n\r\n".to_owned();
+    for (text, request) in [(whole, post("/", "x")), (chunked, post("/", "x")), (chunked, old)] {
         for cut in 0..text.len() {
             for resets in [false, true] {
                 Sim::seeds(1).from(cut as u64).faults(Faults::none()).run(|sim| {
@@ -32,7 +34,7 @@ fn answer_that_is_cut_anywhere_is_never_a_whole_one() {
                         let front = text[..cut].to_owned();
                         if resets { Act::SendAndReset(front) } else { Act::SendAndEnd(front) }
                     });
-                    let found = asks_once(&all_to(&upstream(1)), sim, post("/", "x"));
+                    let found = asks_once(&all_to(&upstream(1)), sim, request.clone());
                     match found.borrow().as_ref().expect("it ended") {
                         Ok(answer) if answer.status == 200 => {
                             assert!(!answer.body.is_whole, "{cut}: {answer:?}");

@@ -1,6 +1,7 @@
 //! Gateways by seed, in virtual time, before backends that answer, lie and end.
 
 mod failing;
+mod http2;
 mod passing;
 mod reloads;
 mod rules;

@@ -1,6 +1,7 @@
 //! The file of the gateway, and the program that reads it, on the real kernel.
 
 mod files;
+mod grpc;
 mod running;
 
 use std::io::{self, BufRead, BufReader, Read, Write};
