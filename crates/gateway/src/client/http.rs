@@ -33,12 +33,12 @@ impl HttpConnection {
         let facts = TlsFacts::of(&stream);
         let is_http2 = match protocol {
             UpstreamProtocol::Http1 => false,
-            UpstreamProtocol::Http2 if facts.is_tls && !facts.chose_http2 => {
+            UpstreamProtocol::Http2 if facts.is_tls && !facts.has_chosen_http2 => {
                 let error = "the backend does not choose h2 (ALPN)";
                 return Err(io::Error::new(io::ErrorKind::InvalidData, error));
             }
             UpstreamProtocol::Http2 => true,
-            UpstreamProtocol::Negotiated => facts.chose_http2,
+            UpstreamProtocol::Negotiated => facts.has_chosen_http2,
         };
         let Some(timer) = timer.filter(|_| is_http2) else {
             return Ok(HttpConnection::Http1(Http1Connection::begin(shard, stream).await?));
@@ -100,15 +100,15 @@ impl Connection for HttpConnection {
 #[derive(Default)]
 struct TlsFacts {
     is_tls: bool,
-    chose_http2: bool,
+    has_chosen_http2: bool,
 }
 
 impl TlsFacts {
     #[cfg(feature = "tls")]
     fn of(stream: &Stream) -> TlsFacts {
         let info = stream.transport_info::<ringserve_server::tls::TlsInfo>();
-        let chose_http2 = info.as_ref().is_some_and(|info| info.alpn() == Some(b"h2"));
-        TlsFacts { is_tls: info.is_some(), chose_http2 }
+        let has_chosen_http2 = info.as_ref().is_some_and(|info| info.alpn() == Some(b"h2"));
+        TlsFacts { is_tls: info.is_some(), has_chosen_http2 }
     }
 
     #[cfg(not(feature = "tls"))]

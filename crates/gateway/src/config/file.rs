@@ -2,21 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ipnet::IpNet;
-use toml::de::DeTable;
-
-use super::error::{ConfigError, place};
-use super::reader::{Section, Source, Value};
+use super::error::ConfigError;
+use super::reader::{Section, Spot, Value};
 use super::routes;
 use super::services::{Kind, ServicePart};
+use super::sources::Sources;
 use super::upstreams::{UpstreamPart, Upstreams, started};
 use crate::fields::forwarded::ForwardedFields;
 use crate::proxy::gateway::Gateway;
 use crate::table::routes::{RouteError, RouteIndex, RouteTable};
+use ipnet::IpNet;
 
 /// A file of the gateway that was read and found right.
 pub struct GatewayFile {
@@ -122,7 +120,8 @@ impl ProcessPart {
 }
 
 impl GatewayFile {
-    /// Reads a file, and all files that it names.
+    /// Reads a file, and all files that it names. A variable of the environment such as
+    /// `RINGSERVE_SERVER__SHARDS` overrides the setting `server.shards`.
     ///
     /// # Errors
     /// The first thing that is wrong, with its line.
@@ -132,17 +131,15 @@ impl GatewayFile {
 
     /// Reads a file that was read before: upstreams that are as they were go on.
     pub(super) fn read_with(file: &Path, old: &Upstreams) -> Result<GatewayFile, ConfigError> {
-        let text = std::fs::read_to_string(file).map_err(|error| ConfigError::of_file(file, error))?;
-        let source = Source { file, text: &text };
-        let table = DeTable::parse(&text).map_err(|error| {
-            let span = error.span().unwrap_or_default();
-            ConfigError::at(file, &text, &span, error.message())
-        })?;
-        let root = Section::root(&source, &table);
+        let sources = Sources::read(file)?;
+        let tables = sources.tables()?;
+        let root = Section::root(&tables);
+        // It was read before all others.
+        root.take("include");
         let process = ProcessPart::read(&root)?;
-        let upstreams = upstreams(&root, &source, old)?;
+        let upstreams = upstreams(&root, old)?;
         let services = services(&root, &upstreams)?;
-        let table = table_of(&root, &source, &upstreams)?;
+        let table = table_of(&root, &upstreams)?;
         root.end()?;
         Ok(GatewayFile { file: file.into(), process, services, upstreams, table })
     }
@@ -163,15 +160,18 @@ impl GatewayFile {
     }
 }
 
-fn upstreams(root: &Section<'_>, source: &Source<'_>, old: &Upstreams) -> Result<Upstreams, ConfigError> {
-    let mut parts: BTreeMap<String, (UpstreamPart, Range<usize>)> = BTreeMap::new();
+fn upstreams(root: &Section<'_>, old: &Upstreams) -> Result<Upstreams, ConfigError> {
+    let mut parts: BTreeMap<String, (UpstreamPart, Spot<'_>)> = BTreeMap::new();
     if let Some(value) = root.take("upstream") {
         for (name, value) in value.section()?.all() {
+            if let Some(error) = value.second_file() {
+                return Err(error);
+            }
             let part = UpstreamPart::read(&value.section()?)?;
-            parts.insert(name.to_owned(), (part, value.span.clone()));
+            parts.insert(name.to_owned(), (part, value.spot()));
         }
     }
-    started(&parts, old, |span, text| ConfigError::at(source.file, source.text, span, text))
+    started(&parts, old)
 }
 
 fn services(root: &Section<'_>, upstreams: &Upstreams) -> Result<Vec<ServicePart>, ConfigError> {
@@ -195,24 +195,20 @@ fn services(root: &Section<'_>, upstreams: &Upstreams) -> Result<Vec<ServicePart
     Ok(services)
 }
 
-fn table_of(
-    root: &Section<'_>,
-    source: &Source<'_>,
-    upstreams: &Upstreams,
-) -> Result<RouteIndex, ConfigError> {
-    let (mut table, mut places) = (RouteTable::new(), Vec::new());
+fn table_of(root: &Section<'_>, upstreams: &Upstreams) -> Result<RouteIndex, ConfigError> {
+    let (mut table, mut spots) = (RouteTable::new(), Vec::new());
     if let Some(value) = root.take("route") {
         for value in value.list() {
-            table = routes::add(&value.section()?, upstreams, table, &mut places)?;
+            table = routes::add(&value.section()?, upstreams, table, &mut spots)?;
         }
     }
     table.compile().map_err(|error| match error {
         RouteError::Unreachable { route, other } => {
-            let (line, _) = place(source.text, places[other].start);
+            let other = spots[other].seen_from(&spots[route]);
             let text =
-                format!("this route can never be reached: the one in line {line} takes all of its requests");
-            ConfigError::at(source.file, source.text, &places[route], text)
+                format!("this route can never be reached: the one in {other} takes all of its requests");
+            spots[route].error(text)
         }
-        error => ConfigError::of_file(source.file, error),
+        error => root.error(error),
     })
 }

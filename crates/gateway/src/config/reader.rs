@@ -10,19 +10,52 @@ use std::time::Duration;
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
-use super::error::ConfigError;
+use super::error::{ConfigError, place};
 
-/// The text of a file.
+/// The text of a file, or of a variable of the environment.
 pub(super) struct Source<'s> {
     pub(super) file: &'s Path,
     pub(super) text: &'s str,
+    /// It is a variable, which has no lines.
+    pub(super) is_variable: bool,
 }
 
-/// A table.
-pub(super) struct Section<'s> {
+impl Source<'_> {
+    pub(super) fn error(&self, span: &Range<usize>, text: impl fmt::Display) -> ConfigError {
+        if self.is_variable {
+            return ConfigError::of_file(self.file, text);
+        }
+        ConfigError::at(self.file, self.text, span, text)
+    }
+}
+
+/// A place in a source.
+#[derive(Clone)]
+pub(super) struct Spot<'s> {
     source: &'s Source<'s>,
+    span: Range<usize>,
+}
+
+impl Spot<'_> {
+    pub(super) fn error(&self, text: impl fmt::Display) -> ConfigError {
+        self.source.error(&self.span, text)
+    }
+
+    /// As another error names it: by its line, and by its file if that is another one.
+    pub(super) fn seen_from(&self, other: &Spot<'_>) -> String {
+        let (line, _) = place(self.source.text, self.span.start);
+        if self.source.file == other.source.file {
+            return format!("line {line}");
+        }
+        format!("{}:{line}", self.source.file.display())
+    }
+}
+
+/// A table, of all sources that have it.
+pub(super) struct Section<'s> {
     /// As it is written, with the tables around it.
     name: String,
+    source: &'s Source<'s>,
     span: Range<usize>,
     entries: Vec<Entry<'s>>,
     /// Names that were asked for.
@@ -31,35 +64,67 @@ pub(super) struct Section<'s> {
 
 struct Entry<'s> {
     key: &'s str,
-    key_span: Range<usize>,
-    value: &'s Spanned<DeValue<'s>>,
+    places: Vec<Place<'s>>,
     is_taken: Cell<bool>,
 }
 
-/// A value with its place.
+/// A value in one of the sources.
+#[derive(Clone)]
+struct Place<'s> {
+    source: &'s Source<'s>,
+    key_span: Range<usize>,
+    value: &'s Spanned<DeValue<'s>>,
+}
+
+impl Place<'_> {
+    /// A table has the place of its name, where a reader looks for it.
+    fn span(&self) -> Range<usize> {
+        match self.value.get_ref() {
+            DeValue::Table(_) => self.key_span.clone(),
+            _ => self.value.span(),
+        }
+    }
+}
+
+/// A value with its place. Where several sources have it, that of the last one counts; tables and
+/// lists of tables are those of all.
 #[derive(Clone)]
 pub(super) struct Value<'s> {
     source: &'s Source<'s>,
     name: String,
     value: &'s DeValue<'s>,
-    pub(super) span: Range<usize>,
+    span: Range<usize>,
+    places: Vec<Place<'s>>,
 }
 
 type Result<T> = std::result::Result<T, ConfigError>;
 
 impl<'s> Section<'s> {
-    pub(super) fn root(source: &'s Source<'s>, table: &'s Spanned<DeTable<'s>>) -> Section<'s> {
-        Section::new(source, String::new(), table.span(), table.get_ref())
+    /// The root of these sources, of which each overrides those before it.
+    pub(super) fn root(tables: &'s [(Source<'s>, Spanned<DeTable<'s>>)]) -> Section<'s> {
+        let (source, first) = &tables[0];
+        let all = tables.iter().map(|(source, table)| (source, table.get_ref()));
+        Section::new(String::new(), source, first.span(), all)
     }
 
-    fn new(source: &'s Source<'s>, name: String, span: Range<usize>, table: &'s DeTable<'s>) -> Section<'s> {
-        let entries = table.iter().map(|(key, value)| Entry {
-            key: key.get_ref(),
-            key_span: key.span(),
-            value,
-            is_taken: Cell::new(false),
-        });
-        Section { source, name, span, entries: entries.collect(), known: RefCell::default() }
+    fn new(
+        name: String,
+        source: &'s Source<'s>,
+        span: Range<usize>,
+        tables: impl Iterator<Item = (&'s Source<'s>, &'s DeTable<'s>)>,
+    ) -> Section<'s> {
+        let mut entries: Vec<Entry<'s>> = Vec::new();
+        for (source, table) in tables {
+            for (key, value) in table {
+                let place = Place { source, key_span: key.span(), value };
+                let key: &'s str = key.get_ref();
+                match entries.iter_mut().find(|entry| entry.key == key) {
+                    Some(entry) => entry.places.push(place),
+                    None => entries.push(Entry { key, places: vec![place], is_taken: Cell::new(false) }),
+                }
+            }
+        }
+        Section { name, source, span, entries, known: RefCell::default() }
     }
 
     /// A setting, if it is there.
@@ -79,22 +144,22 @@ impl<'s> Section<'s> {
     }
 
     fn value(&self, entry: &Entry<'s>) -> Value<'s> {
-        let name = format!("{}{}", self.prefix(), entry.key);
-        // A table has the place of its name, where a reader looks for it.
-        let span = match entry.value.get_ref() {
-            DeValue::Table(_) => entry.key_span.clone(),
-            _ => entry.value.span(),
-        };
-        Value { source: self.source, name, value: entry.value.get_ref(), span }
+        let last = entry.places.last().expect("an entry is in one source at least");
+        Value {
+            source: last.source,
+            name: format!("{}{}", self.prefix(), entry.key),
+            value: last.value.get_ref(),
+            span: last.span(),
+            places: entry.places.clone(),
+        }
     }
 
     fn prefix(&self) -> String {
         if self.name.is_empty() { String::new() } else { format!("{}.", self.name) }
     }
 
-    /// The place of the table.
-    pub(super) fn span(&self) -> Range<usize> {
-        self.span.clone()
+    pub(super) fn spot(&self) -> Spot<'s> {
+        Spot { source: self.source, span: self.span.clone() }
     }
 
     pub(super) fn error(&self, text: impl fmt::Display) -> ConfigError {
@@ -102,7 +167,7 @@ impl<'s> Section<'s> {
             "{}{text}",
             if self.name.is_empty() { String::new() } else { format!("{}: ", self.name) }
         );
-        ConfigError::at(self.source.file, self.source.text, &self.span, text)
+        self.source.error(&self.span, text)
     }
 
     /// All settings were asked for.
@@ -119,14 +184,18 @@ impl<'s> Section<'s> {
             None => format!("there are {}", known.join(", ")),
         };
         let text = format!("{}{}: there is no such setting; {hint}", self.prefix(), entry.key);
-        Err(ConfigError::at(self.source.file, self.source.text, &entry.key_span, text))
+        let place = entry.places.last().expect("an entry is in one source at least");
+        Err(place.source.error(&place.key_span, text))
     }
 }
 
 impl<'s> Value<'s> {
+    pub(super) fn spot(&self) -> Spot<'s> {
+        Spot { source: self.source, span: self.span.clone() }
+    }
+
     pub(super) fn error(&self, text: impl fmt::Display) -> ConfigError {
-        let text = format!("{}: {text}", self.name);
-        ConfigError::at(self.source.file, self.source.text, &self.span, text)
+        self.source.error(&self.span, format!("{}: {text}", self.name))
     }
 
     fn wrong<T>(&self, wanted: impl fmt::Display) -> Result<T> {
@@ -230,19 +299,38 @@ impl<'s> Value<'s> {
         }
     }
 
-    /// The values of a list, or the one value that is none.
+    /// The values of a list, or the one value that is none. Lists of tables are those of all sources.
     pub(super) fn list(&self) -> Vec<Value<'s>> {
-        let values: &DeArray<'s> = match self.value {
-            DeValue::Array(values) => values,
-            _ => return vec![self.clone()],
+        let DeValue::Array(values) = self.value else { return vec![self.clone()] };
+        let has_tables = values.iter().all(|value| matches!(value.get_ref(), DeValue::Table(_)));
+        let places: &[Place<'s>] = match self.places.len() {
+            0 => return self.items(self.source, values).collect(),
+            len if has_tables => &self.places[..len],
+            len => &self.places[len - 1..],
         };
-        let value = |value: &'s Spanned<DeValue<'s>>| Value {
-            source: self.source,
+        let mut all = Vec::new();
+        for place in places {
+            if let DeValue::Array(values) = place.value.get_ref() {
+                all.extend(self.items(place.source, values));
+            }
+        }
+        all
+    }
+
+    fn items(&self, source: &'s Source<'s>, values: &'s DeArray<'s>) -> impl Iterator<Item = Value<'s>> {
+        values.iter().map(move |value| Value {
+            source,
             name: self.name.clone(),
             value: value.get_ref(),
             span: value.span(),
-        };
-        values.iter().map(value).collect()
+            places: Vec::new(),
+        })
+    }
+
+    /// The second file in which a table is, if it is in two.
+    pub(super) fn second_file(&self) -> Option<ConfigError> {
+        let second = self.places.iter().filter(|place| !place.source.is_variable).nth(1)?;
+        Some(second.source.error(&second.span(), format!("{}: it is in another file too", self.name)))
     }
 
     pub(super) fn strings(&self) -> Result<Vec<&'s str>> {
@@ -256,7 +344,14 @@ impl<'s> Value<'s> {
     pub(super) fn section(&self) -> Result<Section<'s>> {
         match self.value {
             DeValue::Table(table) => {
-                Ok(Section::new(self.source, self.name.clone(), self.span.clone(), table))
+                let tables = self.places.iter().filter_map(|place| match place.value.get_ref() {
+                    DeValue::Table(table) => Some((place.source, table)),
+                    _ => None,
+                });
+                // An item of a list is in one source alone.
+                let item = self.places.is_empty().then_some((self.source, table));
+                let tables = tables.chain(item);
+                Ok(Section::new(self.name.clone(), self.source, self.span.clone(), tables))
             }
             _ => self.wrong("a table"),
         }
@@ -296,9 +391,9 @@ mod tests {
     use super::*;
 
     fn read<T>(text: &str, with: impl FnOnce(&Section<'_>) -> Result<T>) -> std::result::Result<T, String> {
-        let source = Source { file: Path::new("a.toml"), text };
-        let table = DeTable::parse(text).expect("TOML");
-        with(&Section::root(&source, &table)).map_err(|error| error.to_string())
+        let source = Source { file: Path::new("a.toml"), text, is_variable: false };
+        let tables = [(source, DeTable::parse(text).expect("TOML"))];
+        with(&Section::root(&tables)).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -317,6 +412,25 @@ mod tests {
             read("something = 2\n", known),
             Err("a.toml:1:1: something: there is no such setting; there are idle_timeout, name".into())
         );
+    }
+
+    #[test]
+    fn later_source_overrides_and_tables_are_those_of_all() {
+        let texts = ["a = { b = 1, c = 2 }\nd = [1, 2]\n[[e]]\nf = 1", "d = [3]\n[[e]]\nf = 2", "a.b = 7"];
+        let tables = texts.map(|text| {
+            let source = Source { file: Path::new("a.toml"), text, is_variable: false };
+            (source, DeTable::parse(text).expect("TOML"))
+        });
+        let root = Section::root(&tables);
+        let a = root.take("a").expect("a table").section().expect("a table");
+        let number = |value: &Value<'_>| value.number(0..=9).expect("a number");
+        let of = |key| number(&a.take(key).expect("a value"));
+        assert_eq!((of("b"), of("c")), (7, 2));
+        let list = |key| root.take(key).expect("a list").list();
+        assert_eq!(list("d").iter().map(number).collect::<Vec<_>>(), [3]);
+        let f = |value: &Value<'_>| number(&value.section().expect("a table").take("f").expect("a value"));
+        assert_eq!(list("e").iter().map(f).collect::<Vec<_>>(), [1, 2]);
+        assert!(root.end().is_ok() && a.end().is_ok());
     }
 
     #[test]

@@ -1,13 +1,12 @@
 //! Routes of the file.
 
-use std::ops::Range;
 use std::time::Duration;
 
 use hyper::header::{HeaderName, HeaderValue};
 use hyper::{Method, StatusCode, Uri};
 
 use super::error::ConfigError;
-use super::reader::{Section, Value};
+use super::reader::{Section, Spot, Value};
 use super::upstreams::Upstreams;
 use crate::fields::edit::FieldEdits;
 use crate::table::access::RateKey;
@@ -18,11 +17,11 @@ use crate::target::{HttpUpstream, UpstreamProtocol};
 type Result<T> = std::result::Result<T, ConfigError>;
 
 /// Adds a route of the file to a table. Its patterns are added in their order, one for each host.
-pub(super) fn add(
-    section: &Section<'_>,
+pub(super) fn add<'s>(
+    section: &Section<'s>,
     upstreams: &Upstreams,
     mut table: RouteTable,
-    places: &mut Vec<Range<usize>>,
+    spots: &mut Vec<Spot<'s>>,
 ) -> Result<RouteTable> {
     let hosts = section.take("host");
     let path = section.take("path");
@@ -32,7 +31,7 @@ pub(super) fn add(
     let names = hosts.as_ref().map_or(Ok(vec!["*"]), |value| value.strings())?;
     for host in names {
         // The place of what is most likely wrong.
-        let place = path.as_ref().or(hosts.as_ref()).map_or(section.span(), |value| value.span.clone());
+        let spot = path.as_ref().or(hosts.as_ref()).map_or_else(|| section.spot(), Value::spot);
         table = match table.host_route(host, text, route.clone()) {
             Ok(table) => table,
             Err(crate::table::routes::RouteError::Pattern { error, .. }) => {
@@ -43,7 +42,7 @@ pub(super) fn add(
             }
             Err(error) => return Err(section.error(error)),
         };
-        places.push(place);
+        spots.push(spot);
     }
     Ok(table)
 }

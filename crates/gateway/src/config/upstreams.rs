@@ -9,7 +9,7 @@ use ringserve_server::tls::{Pem, Tls};
 use ringserve_upstream::{Backend, Balance, Check, PoolLimits, Retry, SendProxy, Upstream};
 
 use super::error::ConfigError;
-use super::reader::{Section, Value};
+use super::reader::{Section, Spot, Value};
 use crate::target::{HttpUpstream, UpstreamProtocol};
 
 /// Connections to a backend that a shard has where the file does not say.
@@ -303,16 +303,15 @@ impl TlsPart {
 /// Starts these upstreams: those that are as they were go on, with their connections and what is
 /// known of their backends.
 pub(super) fn started(
-    parts: &BTreeMap<String, (UpstreamPart, std::ops::Range<usize>)>,
+    parts: &BTreeMap<String, (UpstreamPart, Spot<'_>)>,
     old: &Upstreams,
-    error: impl Fn(&std::ops::Range<usize>, String) -> ConfigError,
 ) -> Result<Upstreams, ConfigError> {
     let mut all = Upstreams::new();
-    for (name, (part, span)) in parts {
+    for (name, (part, spot)) in parts {
         let same = old.get(name).filter(|running| running.part.settings == part.settings);
         let running = match same {
             Some(running) => RunningUpstream { part: part.clone(), http: running.http.clone() },
-            None => part.start(name).map_err(|why| error(span, format!("upstream.{name}: {why}")))?,
+            None => part.start(name).map_err(|why| spot.error(format!("upstream.{name}: {why}")))?,
         };
         all.insert(name.clone(), running);
     }

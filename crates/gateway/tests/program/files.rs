@@ -105,3 +105,78 @@ fn settings_that_exclude_each_other_are_refused() {
         assert!(found.contains(error), "{text}: {found:?}");
     }
 }
+
+/// The status and the words of the program for a file, with these variables.
+fn checks(path: &Path, variables: &[(&str, &str)]) -> (i32, String) {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ringserve-gateway"));
+    command.arg("--check").arg("--config").arg(path).envs(variables.iter().copied());
+    let output = command.output().expect("it runs");
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code().expect("a code"), String::from_utf8(text).expect("text"))
+}
+
+const WEB: &str = "[upstream.web]\naddresses = [\"127.0.0.1:1\"]\n[[service]]\nlisten = [\"127.0.0.1:2\"]\n";
+
+#[test]
+fn included_files_have_routes_and_upstreams() {
+    let folder = Folder::new();
+    std::fs::create_dir(folder.0.join("routes.d")).expect("a folder");
+    let first = folder.file("gateway.toml", &format!("include = \"routes.d/*.toml\"\n{WEB}"));
+    assert!(checks(&first, &[]).1.contains(": 0 routes, 1 upstreams,"));
+    folder.file("routes.d/a.toml", "[[route]]\npath = \"/a\"\nupstream = \"web\"\n");
+    folder.file(
+        "routes.d/b.toml",
+        "[upstream.b]\naddresses = [\"127.0.0.1:3\"]\n[[route]]\nupstream = \"b\"\n",
+    );
+    folder.file("routes.d/c.txt", "no TOML");
+    let (code, text) = checks(&first, &[]);
+    assert!(code == 0 && text.contains(": 2 routes, 2 upstreams,"), "{text}");
+    let wrong = |text: &str, wanted: &str| {
+        folder.file("routes.d/z.toml", text);
+        let (code, said) = checks(&first, &[]);
+        assert!(code == 2 && said.contains(wanted), "{said}");
+    };
+    wrong(
+        "\n[server]\nshards = 2",
+        "routes.d/z.toml:2:2: server: an included file has upstream and route alone",
+    );
+    wrong(
+        "[upstream.web]\naddresses = [\"127.0.0.1:4\"]",
+        "routes.d/z.toml:1:11: upstream.web: it is in another file too",
+    );
+    wrong(
+        "[[route]]\nupstream = \"wep\"",
+        "routes.d/z.toml:2:12: route.upstream: there is no upstream \"wep\"; web?",
+    );
+    wrong(
+        "\n[[route]]\npath = \"/a\"\nupstream = \"web\"",
+        "routes.d/z.toml:3:8: this route can never be reached: the one in ",
+    );
+}
+
+#[test]
+fn variables_override_the_file() {
+    let folder = Folder::new();
+    let path = folder.file("gateway.toml", &format!("server = {{ shards = 0 }}\n{WEB}"));
+    assert_eq!(checks(&path, &[]).0, 2);
+    assert_eq!(checks(&path, &[("RINGSERVE_SERVER__SHARDS", "2"), ("RINGSERVE_DRIVER", "epoll")]).0, 0);
+    let wrong = |name: &str, value: &str, wanted: &str| {
+        let (code, said) = checks(&path, &[("RINGSERVE_SERVER__SHARDS", "2"), (name, value)]);
+        assert!(code == 2 && said.contains(wanted), "{said}");
+    };
+    wrong(
+        "RINGSERVE_SERVER__SHARDS",
+        "two",
+        "RINGSERVE_SERVER__SHARDS: server.shards: \"two\" is not a number from 1 to 1024",
+    );
+    wrong(
+        "RINGSERVE_SERVER__SHARD",
+        "2",
+        "RINGSERVE_SERVER__SHARD: server.shard: there is no such setting; shards?",
+    );
+    wrong(
+        "RINGSERVE_UPSTREAM__WEB__QUEUE",
+        "soon",
+        "RINGSERVE_UPSTREAM__WEB__QUEUE: upstream.web.queue: \"soon\" is not a time",
+    );
+}
