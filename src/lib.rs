@@ -25,11 +25,11 @@
 //!
 //! # How it works
 //!
-//! A *shard* is a thread with its own listener, ring, connections and service value; by default each
-//! CPU has one. Shards share nothing, so a service keeps its state in `Cell` and `RefCell`.
+//! A *shard* is a thread with its own listener, ring, connections and service value; by default
+//! each CPU has one. Shards share nothing, so a service keeps its state in `Cell` and `RefCell`.
 //!
-//! A [`framing`] cuts received bytes into *frames*. [`Service::call`] gets them one after the other,
-//! and may await anything: the next frame of its connection waits, other connections go on.
+//! A [`framing`] cuts received bytes into *frames*. [`Service::call`] gets them one after the
+//! other, and may await anything: the next frame of its connection waits, other connections go on.
 //!
 //! [`Cx::reply`] never waits: it queues, and all replies of a turn of the shard's loop leave in one
 //! send. When a peer reads too slowly, its next frames are held back, then receiving stops and TCP
@@ -47,8 +47,8 @@
 //!
 //! # Modules
 //!
-//! The names of the first program are at the root; everything else is in the module of its subject. A
-//! module with a star needs the cargo feature of its name.
+//! The names of the first program are at the root; everything else is in the module of its subject.
+//! A module with a star needs the cargo feature of its name.
 //!
 //! **Write a service**
 //!

@@ -1,12 +1,14 @@
 //! Imports, texts and names of the tree: no files of a crate import each other in a circle, and no
 //! rooms (cargo checks crates), public types can grow, the links of pages lead somewhere, texts and
-//! names do without refused words, comments use plain words, and lines of the log are guarded.
+//! names do without refused words, comments use plain words and are 100 columns wide, and lines of
+//! the log are guarded.
 //!
 //! An import leads to the file that defines the imported item, whichever modules pass it on with
 //! `pub use`. A module and its parts are one subject, so a part may name the module that it is a
 //! part of. A parent's `mod x;` imports nothing, and neither does code that is compiled for tests
 //! alone.
 
+mod comments;
 mod conditional;
 mod errors;
 mod evolving;

@@ -51,7 +51,7 @@ fn broken(file: &Path, page: &str) -> String {
 }
 
 /// Columns of text, as in the pages that people read next to code.
-const COLUMNS: usize = 100;
+pub(super) const COLUMNS: usize = 100;
 
 /// A line for each line of text that is too wide and could be broken. Tables and code are as wide
 /// as they have to be.

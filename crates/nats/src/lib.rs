@@ -44,8 +44,9 @@
 //! | no service listens to a request | [`NatsError::NoResponders`], at once |
 //! | too much waits to be sent | [`NatsError::Full`] |
 //!
-//! Messages published on a connection that is lost may be lost with it, and are neither reported nor
-//! counted: also those that waited to be sent. [`Nats::flush`] returns once the server has taken them.
+//! Messages published on a connection that is lost may be lost with it, and are neither reported
+//! nor counted: also those that waited to be sent. [`Nats::flush`] returns once the server has
+//! taken them.
 //!
 //! # What it does not do
 //!

@@ -14,7 +14,8 @@ use crate::names::Names;
 use crate::stats::{BridgeMonitor, Counters};
 use crate::stream::{Storage, Stream};
 
-/// A bridge of topics to other nodes, by NATS, for [`Topics::bridge`](ringserve_topics::Topics::bridge).
+/// A bridge of topics to other nodes, by NATS, for
+/// [`Topics::bridge`](ringserve_topics::Topics::bridge).
 pub struct NatsBridge {
     options: NatsOptions,
     names: Names,
@@ -23,9 +24,9 @@ pub struct NatsBridge {
 }
 
 impl NatsBridge {
-    /// A bridge that forwards messages, and keeps none: each comes at most once, in the order of its
-    /// publisher. Members of this node get those of their node at once. Where messages of others may
-    /// be missing, members get the report of a gap.
+    /// A bridge that forwards messages, and keeps none: each comes at most once, in the order of
+    /// its publisher. Members of this node get those of their node at once. Where messages of
+    /// others may be missing, members get the report of a gap.
     ///
     /// `namespace` is the first token of all subjects, the same on all nodes.
     ///
@@ -43,10 +44,10 @@ impl NatsBridge {
     /// its time. All nodes deliver one order, under equal cursors, and what the stream has taken
     /// alone.
     ///
-    /// The stream has the name of the namespace. Where there is none it is made, on file and without
-    /// replicas unless [`in_memory`](NatsBridge::in_memory) and [`replicas`](NatsBridge::replicas)
-    /// say more; one that is there stays as it is, and has to have `allow_direct` and the
-    /// `republish` of [Subjects](crate#subjects).
+    /// The stream has the name of the namespace. Where there is none it is made, on file and
+    /// without replicas unless [`in_memory`](NatsBridge::in_memory) and
+    /// [`replicas`](NatsBridge::replicas) say more; one that is there stays as it is, and has to
+    /// have `allow_direct` and the `republish` of [Subjects](crate#subjects).
     ///
     /// Each message waits for the stream before any member gets it.
     /// [`publish`](ringserve_topics::ShardTopics::publish) does not say whether it did;

@@ -39,8 +39,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-/// The time after which a topic is compared with the stream again: soon after it was, since a cluster
-/// of NATS takes a moment to know who listens, and then now and then.
+/// The time after which a topic is compared with the stream again: soon after it was, since a
+/// cluster of NATS takes a moment to know who listens, and then now and then.
 const COMPARE_SOON: Duration = Duration::from_secs(1);
 const COMPARE_EVERY: Duration = Duration::from_secs(30);
 
@@ -305,7 +305,8 @@ impl Stream {
         if facts.entries.is_some_and(|entries| fetched.count as u64 >= entries) {
             floor = fetched.messages.front().map_or(floor, |first| first.seq - 1).max(floor);
         }
-        // Messages go by their age, or for others: what went while this was not looking is not known.
+        // Messages go by their age, or for others: what went while this was not looking is not
+        // known.
         let may_have_gone = facts.has_bound || facts.age.is_some_and(|age| begun - at >= age);
         if (before.is_none() || may_have_gone) && facts.first > 0 {
             floor = floor.max(facts.first - 1);

@@ -18,8 +18,8 @@ const QUANTUM: u32 = 32;
 /// Topics that one step of a sweep looks at.
 const SWEPT_IN_A_STEP: u32 = 16;
 
-/// Looks at an idle topic of a bridge that numbers before it is forgotten. What is kept of it is not
-/// lost, but clients that come back soon get it without asking the broker again.
+/// Looks at an idle topic of a bridge that numbers before it is forgotten. What is kept of it is
+/// not lost, but clients that come back soon get it without asking the broker again.
 const NUMBERED_IDLE_LOOKS: u8 = 30;
 
 /// The member that a page is at.

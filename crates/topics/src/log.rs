@@ -116,8 +116,8 @@ impl<E: LogEntry> Log<E> {
         self.floor
     }
 
-    /// Says that entries up to this number, of cursors, are missing: those that are there are older,
-    /// or none are.
+    /// Says that entries up to this number, of cursors, are missing: those that are there are
+    /// older, or none are.
     pub(crate) fn set_floor(&mut self, floor: u64) {
         self.floor = floor;
     }

@@ -209,8 +209,8 @@ pub(crate) struct Topic {
 }
 
 impl Topic {
-    /// A topic, at its home or not. Without an epoch it is not joined: its home, or a bridge, has to
-    /// say what there is.
+    /// A topic, at its home or not. Without an epoch it is not joined: its home, or a bridge, has
+    /// to say what there is.
     pub(crate) fn new(name: Arc<str>, history: History, is_home: bool, epoch: Option<u64>) -> Topic {
         Topic {
             name,

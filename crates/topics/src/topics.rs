@@ -161,8 +161,8 @@ impl ShardTopics {
         self.node.publish(topic, key.as_ref(), payload.into())
     }
 
-    /// Publishes a message, and waits until it is kept: until its topic has a place for it, or, with
-    /// a [bridge](crate::bridge) that numbers, until the broker has said that it keeps it.
+    /// Publishes a message, and waits until it is kept: until its topic has a place for it, or,
+    /// with a [bridge](crate::bridge) that numbers, until the broker has said that it keeps it.
     ///
     /// # Errors
     /// A [`PublishError`] says why it may not be kept.

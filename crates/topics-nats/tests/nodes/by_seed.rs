@@ -229,7 +229,8 @@ fn what_is_missing_is_told() {
                     may_miss = true;
                     continue;
                 };
-                // A stream that was made again gives numbers again, and may take a message once more.
+                // A stream that was made again gives numbers again, and may take a message once
+                // more.
                 let is_it = |place: &usize| {
                     let kept = &taken[*place];
                     (kept.epoch, kept.seq, &kept.payload) == (cursor.epoch, cursor.seq, text)

@@ -60,15 +60,16 @@ pub type CountFuture = Pin<Box<dyn Future<Output = Option<usize>>>>;
 /// call no method of [`BridgedTopics`]: they queue, and tasks of the bridge do the rest.
 pub trait Link {
     /// Begins to follow a topic, which has a member on this node, or a log. A bridge that numbers
-    /// answers by [`BridgedTopics::fill`]; until then the topic has no member. One that was followed
-    /// already begins again.
+    /// answers by [`BridgedTopics::fill`]; until then the topic has no member. One that was
+    /// followed already begins again.
     fn join(&self, topic: &Arc<str>);
 
     /// Ends to follow a topic.
     fn leave(&self, topic: &str);
 
-    /// Compares a topic with the broker soon: a client knows of a message that is not here. A bridge
-    /// that numbers answers by [`BridgedTopics::fill`], this time and some moments later again.
+    /// Compares a topic with the broker soon: a client knows of a message that is not here. A
+    /// bridge that numbers answers by [`BridgedTopics::fill`], this time and some moments later
+    /// again.
     fn compare(&self, topic: &str);
 
     /// Sends a message on its way, without waiting.
