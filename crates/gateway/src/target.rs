@@ -32,8 +32,8 @@ pub enum UpstreamProtocol {
     /// HTTP/2 from the first byte, as backends of gRPC speak it. Below TLS the
     /// [transport](Upstream::transport) has to offer `h2` (ALPN).
     Http2,
-    /// HTTP/2 on connections below TLS whose backend chose `h2` (ALPN), HTTP/1.1 on all others. With
-    /// the feature `tls`; without it always HTTP/1.1.
+    /// HTTP/2 on connections below TLS whose backend chose `h2` (ALPN), HTTP/1.1 on all others.
+    /// With the feature `tls`; without it always HTTP/1.1.
     Negotiated,
 }
 
@@ -57,9 +57,9 @@ impl HttpUpstream {
 
     /// Sets the version of HTTP that is spoken to its backends, [`UpstreamProtocol::Http1`] by
     /// default. A connection of HTTP/2 has a request at a time too, and can be no tunnel: up to
-    /// [`PoolLimits::connections_max`](ringserve_upstream::PoolLimits::connections_max) requests of a
-    /// shard are at a backend at once. A body of an answer that its client does not take is held up
-    /// to 256 KiB.
+    /// [`PoolLimits::connections_max`](ringserve_upstream::PoolLimits::connections_max) requests of
+    /// a shard are at a backend at once. A body of an answer that its client does not take is held
+    /// up to 256 KiB.
     ///
     /// ```
     /// use ringserve::upstream::Upstream;

@@ -79,9 +79,9 @@ impl From<Arc<ClientConfig>> for TlsClient {
 }
 
 impl TlsClient {
-    /// Sets the protocols that are offered (ALPN), the preferred one first: `["h2", "http/1.1"]`. None
-    /// by default. The one that the server chose is [`TlsInfo::alpn`](crate::TlsInfo::alpn); one that
-    /// knows none of them may refuse the connection.
+    /// Sets the protocols that are offered (ALPN), the preferred one first: `["h2", "http/1.1"]`.
+    /// None by default. The one that the server chose is [`TlsInfo::alpn`](crate::TlsInfo::alpn);
+    /// one that knows none of them may refuse the connection.
     pub fn alpn<P: Into<Vec<u8>>>(self, protocols: impl IntoIterator<Item = P>) -> TlsClient {
         let mut config = (*self.config).clone();
         config.alpn_protocols = protocols.into_iter().map(Into::into).collect();

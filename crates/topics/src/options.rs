@@ -37,10 +37,10 @@ impl TopicOptions {
     }
 
     /// Topics that a shard knows, those of which it has a member and those that are numbered on it:
-    /// 100 000. One takes some 400 bytes beside its log and its members. Beyond it a new topic takes
-    /// the place of one without a member, whose history goes: of 64 that are looked at, the one
-    /// whose last message is oldest. So where strangers may publish to names that they choose, they
-    /// drive out the history of topics without a member.
+    /// 100 000. One takes some 400 bytes beside its log and its members. Beyond it a new topic
+    /// takes the place of one without a member, whose history goes: of 64 that are looked at, the
+    /// one whose last message is oldest. So where strangers may publish to names that they choose,
+    /// they drive out the history of topics without a member.
     pub fn topics_max(self, topics: usize) -> TopicOptions {
         TopicOptions { topics_max: topics, ..self }
     }

@@ -21,8 +21,8 @@ const SECOND: Duration = Duration::from_secs(1);
 /// `+topic slow since` subscribes, `-topic` ends it, `-` ends all, `topic text` publishes,
 /// `topic#key text` under a key, `?topic` counts the members, `@topic` names them, `<topic since
 /// count` reads a feed, `^count` makes the connection that many members, which leave one by one.
-/// `*topic count` publishes as many messages in one turn; for `~` and `%` see `edges`. Each `|` of a
-/// text is published as the end of a line.
+/// `*topic count` publishes as many messages in one turn; for `~` and `%` see `edges`. Each `|` of
+/// a text is published as the end of a line.
 struct News {
     topics: ShardTopics,
     form: FormId,

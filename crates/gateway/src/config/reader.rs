@@ -299,7 +299,8 @@ impl<'s> Value<'s> {
         }
     }
 
-    /// The values of a list, or the one value that is none. Lists of tables are those of all sources.
+    /// The values of a list, or the one value that is none. Lists of tables are those of all
+    /// sources.
     pub(super) fn list(&self) -> Vec<Value<'s>> {
         let DeValue::Array(values) = self.value else { return vec![self.clone()] };
         let has_tables = values.iter().all(|value| matches!(value.get_ref(), DeValue::Table(_)));

@@ -1,4 +1,5 @@
-//! The texts of a configuration: the file, those that it includes, and variables of the environment.
+//! The texts of a configuration: the file, those that it includes, and variables of the
+//! environment.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
