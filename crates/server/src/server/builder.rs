@@ -392,6 +392,15 @@ impl<F> Server<F> {
         self
     }
 
+    /// Sets options of sockets to upstreams, which are checked at the start. By default they are
+    /// those of the first service, with probes of silent peers after 15 s, 5 s apart, three of them,
+    /// and a [`user_timeout`](field@SocketOptions::user_timeout) of 30 s, where that service has the
+    /// defaults: so an upstream that vanished without a FIN is noticed within half a minute.
+    pub fn upstream_sockets(mut self, sockets: SocketOptions) -> Server<F> {
+        self.config.upstream_sockets = Some(sockets);
+        self
+    }
+
     /// Reports a group of other servers with this server: on the [admin page](crate::admin), in its
     /// report, and in the [metrics](crate::metrics), for [200](crate::stats::BACKENDS_REPORTED_MAX)
     /// of their servers at most. Each call adds one. An `Upstream` works as well without.

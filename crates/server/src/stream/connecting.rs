@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use std::vec;
 
-use ringserve_core::{Address, ConnShared, Time, Transport, TransportConn};
+use ringserve_core::{Address, ConnLimits, ConnShared, Transport, TransportConn};
 
 use super::byte_stream::Stream;
 use super::proxy_header::ProxyHeader;
@@ -22,9 +22,9 @@ use crate::shard::tasks::attempts::{Attempt, Progress};
 use crate::shard::tasks::session::Session;
 use crate::shard::wakes::timers::Sleep;
 
-/// The least time for one of several addresses of a name, while that much is left: a lost SYN is
-/// repeated after a second.
-const ATTEMPT_MIN: Duration = Duration::from_secs(2);
+/// The time after which the next address of a name is tried beside those that have not answered
+/// (RFC 8305).
+const NEXT_AFTER: Duration = Duration::from_millis(250);
 
 impl Shard {
     /// Connects to an upstream, over the shard's own driver. The connection is a
@@ -35,16 +35,18 @@ impl Shard {
     /// `"db.internal:5432"`, or a Unix socket ([`Address::unix`], or `"unix:/run/db.sock"`). A name
     /// is resolved by `getaddrinfo` on a thread apart from the shards
     /// ([`spawn_blocking`](Shard::spawn_blocking)), for each connection, without a cache other than
-    /// the system's. Its addresses are tried one after the other.
+    /// the system's. Its addresses are tried in the order of the look-up, IPv6 and IPv4 in turn: the
+    /// next one where one fails, or after 250 ms beside it, and the first connection is taken. Until
+    /// then each attempt counts as an upstream.
     /// [`ServerLimits::connect_timeout`](crate::limits::ServerLimits::connect_timeout) bounds all
-    /// of this together: each address gets an equal part of the remaining time, and at least 2 s
-    /// while that much is left. A look-up that is given up runs to its end on its thread.
+    /// of this together. A look-up that is given up runs to its end on its thread.
     ///
-    /// Socket options are those of accepted connections
-    /// ([`SocketOptions`](crate::net::SocketOptions)). Of the [`Limits`](crate::Limits) those on
+    /// Socket options are those of
+    /// [`Server::upstream_sockets`](crate::Server::upstream_sockets). Of the [`Limits`](crate::Limits) those on
     /// outboxes, `inbox_bytes_high`, `write_stall_timeout`, `write_bytes_per_second_min` and
     /// `linger_timeout` hold for each upstream, with separate counters, and `held_bytes_max` for
-    /// all connections of the shard together. An upstream may be silent without a limit.
+    /// all connections of the shard together. An upstream may be silent without a limit, unless
+    /// [`Connecting::limits`] sets one.
     ///
     /// When the server shuts down, connections to upstreams stay until the last accepted connection
     /// is closed; then their queued bytes leave, and they are closed.
@@ -71,11 +73,12 @@ impl Shard {
     /// `ResourceBusy` if the shard has
     /// [`ServerLimits::upstreams_max`](crate::limits::ServerLimits::upstreams_max) upstreams, or no
     /// thread is free to resolve a name; `InvalidInput` for a text without a port, or if a
-    /// [header](Connecting::proxy_header) or a [transport](Connecting::transport) was set after the
-    /// first poll. For a name, the error has the name and the address that was tried last.
+    /// [header](Connecting::proxy_header), [limits](Connecting::limits) or a
+    /// [transport](Connecting::transport) were set after the first poll, or the limits contradict.
+    /// For a name, the error has the name and the address that was tried last.
     pub fn connect(&self, to: impl Into<Destination>) -> Connecting {
         let stage = Stage::Asked(to.into().0);
-        Connecting { stage, shard: self.clone(), header: Box::default(), transport: None }
+        Connecting { stage, shard: self.clone(), header: Box::default(), limits: None, transport: None }
     }
 
     /// Resolves a name with a port to its addresses, as [`connect`](Shard::connect) does: by
@@ -218,6 +221,8 @@ pub struct Connecting {
     shard: Shard,
     /// The first bytes of the connection; usually none.
     header: Box<[u8]>,
+    /// Its own limits; usually none.
+    limits: Option<Box<ConnLimits>>,
     /// The layer between the socket and the stream, if there is one.
     transport: Option<Rc<dyn Transport>>,
 }
@@ -231,6 +236,14 @@ impl Connecting {
         self.expire_if_begun()
     }
 
+    /// Gives the connection separate limits once it is made, such as an idle timeout or a deadline:
+    /// by default an upstream may be silent for ever. Set them before the first poll; afterwards the
+    /// future fails with `InvalidInput`, as it does for limits that contradict those of the server.
+    pub fn limits(mut self, limits: ConnLimits) -> Connecting {
+        self.limits = Some(Box::new(limits));
+        self.expire_if_begun()
+    }
+
     /// Puts a [transport](crate::transport) below the stream, with this connection as its client.
     /// The stream is returned after the handshake, which follows the
     /// [header](Connecting::proxy_header). Set it before the first poll; afterwards the future
@@ -239,8 +252,8 @@ impl Connecting {
     /// The handshake may take [`Limits::handshake_timeout`](crate::Limits::handshake_timeout). To
     /// an IP address or a Unix socket that time begins at the connection, after
     /// [`ServerLimits::connect_timeout`](crate::limits::ServerLimits::connect_timeout). To a name
-    /// `connect_timeout` covers the handshake too: the end of an address's part ends the attempt at
-    /// that address, and a handshake that fails leads to the next address.
+    /// `connect_timeout` covers the handshake too, and a handshake that fails leads to the next
+    /// address.
     ///
     /// # Errors
     /// If the handshake fails: `InvalidData` if one of the two breaks its rules or refuses the
@@ -314,22 +327,28 @@ impl Future for Connecting {
         if matches!(this.stage, Stage::Asked(_)) {
             this.begin();
         }
-        let Connecting { stage, shard, header, .. } = this;
+        let Connecting { stage, shard, header, limits, .. } = this;
         let connected = match stage {
             Stage::Asked(_) | Stage::Late => {
-                let why = "Connecting::proxy_header and Connecting::transport come before the first poll";
+                let why = "the settings of a Connecting come before its first poll";
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidInput, why)));
             }
             Stage::Address(attempting) => attempting.poll(task),
             Stage::Name(named) => named.poll(task, shard),
             Stage::Unclear(text) => return Poll::Ready(Err(unclear(text))),
         };
-        connected.map_ok(|shared| {
+        connected.map(|connected| {
+            let shared = connected?;
+            let is_refused = limits.take().and_then(|limits| shared.set_limits(&limits).err());
             // A header before a transport is sent by the transport.
             if !header.is_empty() {
                 shared.write(header);
             }
-            Stream::new(shared, shard.clone())
+            let stream = Stream::new(shared, shard.clone());
+            match is_refused {
+                Some(error) => Err(io::Error::new(io::ErrorKind::InvalidInput, error)),
+                None => Ok(stream),
+            }
         })
     }
 }
@@ -383,25 +402,88 @@ impl Drop for Attempting {
 /// The steps from a name to a connection.
 struct Named {
     name: Name,
-    /// The time for all steps, and its end.
-    time: Option<(Duration, Time)>,
     step: Step,
-    /// The end of this step.
+    /// The end of the time for all steps.
     sleep: Option<Sleep>,
     transport: Option<Rc<dyn Transport>>,
 }
 
 enum Step {
     Resolving(Blocking<io::Result<Vec<SocketAddr>>>),
-    Trying { attempting: Attempting, addr: SocketAddr, rest: vec::IntoIter<SocketAddr> },
+    Trying(Attempts),
+}
+
+/// The attempts at the addresses of a name.
+struct Attempts {
+    /// Those under way, the first one first.
+    all: Vec<(SocketAddr, Attempting)>,
+    rest: vec::IntoIter<SocketAddr>,
+    /// When the next one begins, if none of these ended.
+    next: Option<Sleep>,
+    /// The last one that failed.
+    failed: Option<(SocketAddr, io::Error)>,
+}
+
+impl Attempts {
+    /// Begins the next one, if there is any.
+    fn begin_next(&mut self, shard: &Shard, transport: Option<&Rc<dyn Transport>>) {
+        let Some(addr) = self.rest.next() else {
+            self.next = None;
+            return;
+        };
+        self.all.push((addr, Attempting::begin(addr.into(), shard, transport.cloned())));
+        self.next = (self.rest.len() > 0).then(|| shard.sleep(NEXT_AFTER));
+    }
+
+    /// Returns the first connection, or once all attempts failed nothing.
+    fn poll(
+        &mut self,
+        task: &mut Context<'_>,
+        shard: &Shard,
+        transport: Option<&Rc<dyn Transport>>,
+    ) -> Poll<Option<ConnShared<Session>>> {
+        loop {
+            let mut place = 0;
+            while let Some((addr, attempting)) = self.all.get(place) {
+                match attempting.poll(task) {
+                    Poll::Ready(Ok(shared)) => return Poll::Ready(Some(shared)),
+                    Poll::Ready(Err(error)) => {
+                        self.failed = Some((*addr, error));
+                        self.all.remove(place);
+                        self.begin_next(shard, transport);
+                    }
+                    Poll::Pending => place += 1,
+                }
+            }
+            if self.all.is_empty() {
+                return Poll::Ready(None);
+            }
+            if !is_over(&mut self.next, task) {
+                return Poll::Pending;
+            }
+            self.begin_next(shard, transport);
+        }
+    }
+}
+
+/// The addresses with their families in turn, beginning with that of the first one.
+fn interleaved(addrs: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let count = addrs.len();
+    let is_ipv6 = addrs.first().is_some_and(SocketAddr::is_ipv6);
+    let (first, second): (Vec<_>, Vec<_>) = addrs.into_iter().partition(|addr| addr.is_ipv6() == is_ipv6);
+    let (mut first, mut second, mut all) = (first.into_iter(), second.into_iter(), Vec::new());
+    while all.len() < count {
+        all.extend(first.next());
+        all.extend(second.next());
+    }
+    all
 }
 
 impl Named {
     fn begin(name: Name, shard: &Shard, transport: Option<Rc<dyn Transport>>) -> Named {
-        let time = shard.upstream_requests().connect_timeout().map(|time| (time, shard.now() + time));
-        let sleep = time.map(|(time, _)| shard.sleep(time));
+        let sleep = shard.upstream_requests().connect_timeout().map(|time| shard.sleep(time));
         let step = Step::Resolving(resolve(shard.blocking(), &name.host, name.port));
-        Named { name, time, step, sleep, transport }
+        Named { name, step, sleep, transport }
     }
 
     fn poll(&mut self, task: &mut Context<'_>, shard: &Shard) -> Poll<io::Result<ConnShared<Session>>> {
@@ -414,42 +496,31 @@ impl Named {
                         Poll::Pending if is_over(&mut self.sleep, task) => Err(timed_out()),
                         Poll::Pending => return Poll::Pending,
                     };
-                    let mut addrs = match found {
-                        Ok(addrs) => addrs.into_iter(),
+                    let addrs = match found {
+                        Ok(addrs) => interleaved(addrs).into_iter(),
                         Err(error) => return Poll::Ready(Err(failed(&self.name, "does not resolve", error))),
                     };
-                    let Some(first) = addrs.next() else {
+                    if addrs.len() == 0 {
                         return Poll::Ready(Err(failed(&self.name, "does not resolve", no_address())));
-                    };
-                    self.attempt(shard, first, addrs);
+                    }
+                    let mut attempts = Attempts { all: Vec::new(), rest: addrs, next: None, failed: None };
+                    attempts.begin_next(shard, self.transport.as_ref());
+                    self.step = Step::Trying(attempts);
                 }
-                Step::Trying { attempting, addr, rest } => {
-                    let error = match attempting.poll(task) {
-                        Poll::Ready(Ok(shared)) => return Poll::Ready(Ok(shared)),
-                        Poll::Ready(Err(error)) => error,
-                        Poll::Pending if is_over(&mut self.sleep, task) => timed_out(),
-                        Poll::Pending => return Poll::Pending,
+                Step::Trying(attempts) => {
+                    match attempts.poll(task, shard, self.transport.as_ref()) {
+                        Poll::Ready(Some(shared)) => return Poll::Ready(Ok(shared)),
+                        Poll::Pending if !is_over(&mut self.sleep, task) => return Poll::Pending,
+                        Poll::Ready(None) | Poll::Pending => {}
+                    }
+                    let late = attempts.all.pop().map(|(addr, _)| (addr, timed_out()));
+                    let Some((addr, error)) = late.or_else(|| attempts.failed.take()) else {
+                        return Poll::Ready(Err(timed_out()));
                     };
-                    let next = rest.next().filter(|_| self.time.is_none_or(|(_, until)| shard.now() < until));
-                    let Some(next) = next else {
-                        return Poll::Ready(Err(failed(&self.name, &format!("at {addr}"), error)));
-                    };
-                    let rest = mem::take(rest);
-                    self.attempt(shard, next, rest);
+                    return Poll::Ready(Err(failed(&self.name, &format!("at {addr}"), error)));
                 }
             }
         }
-    }
-
-    /// Tries an address, within its part of the remaining time.
-    fn attempt(&mut self, shard: &Shard, addr: SocketAddr, rest: vec::IntoIter<SocketAddr>) {
-        self.sleep = self.time.map(|(_, until)| {
-            let left = until - shard.now();
-            let part = left / u32::try_from(rest.len() + 1).unwrap_or(u32::MAX);
-            shard.sleep(part.max(ATTEMPT_MIN).min(left))
-        });
-        let attempting = Attempting::begin(addr.into(), shard, self.transport.clone());
-        self.step = Step::Trying { attempting, addr, rest };
     }
 }
 
@@ -477,7 +548,7 @@ impl Error for NamedFailure {
     }
 }
 
-/// True if the time of a step is over.
+/// True if a time is over.
 fn is_over(sleep: &mut Option<Sleep>, task: &mut Context<'_>) -> bool {
     sleep.as_mut().is_some_and(|sleep| Pin::new(sleep).poll(task).is_ready())
 }
@@ -492,8 +563,24 @@ fn unclear(text: &str) -> io::Error {
 }
 
 fn timed_out() -> io::Error {
-    io::Error::new(
-        io::ErrorKind::TimedOut,
-        "ServerLimits::connect_timeout, or the part of it for one of several addresses, is over",
-    )
+    io::Error::new(io::ErrorKind::TimedOut, "ServerLimits::connect_timeout is over")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_are_tried_in_turn() {
+        let addr = |text: &&str| text.parse().unwrap();
+        let order = |addrs: &[&str]| -> Vec<String> {
+            interleaved(addrs.iter().map(addr).collect()).iter().map(SocketAddr::to_string).collect()
+        };
+        assert_eq!(
+            order(&["[::1]:1", "[::2]:1", "[::3]:1", "1.1.1.1:1"]),
+            ["[::1]:1", "1.1.1.1:1", "[::2]:1", "[::3]:1"]
+        );
+        assert_eq!(order(&["1.1.1.1:1", "[::1]:1"]), ["1.1.1.1:1", "[::1]:1"]);
+        assert!(order(&[]).is_empty());
+    }
 }

@@ -185,7 +185,7 @@ fn addresses_of_a_name_are_tried_in_turn() {
 }
 
 #[test]
-fn address_that_never_answers_leaves_time_for_the_next() {
+fn address_that_never_answers_holds_the_next_up_for_a_moment() {
     Sim::seeds(200).run(|sim| {
         sim.expect_losses();
         serve(sim, Blocks::default(), 1, (2, 10));
@@ -195,7 +195,7 @@ fn address_that_never_answers_leaves_time_for_the_next() {
         sim.name("db", [ip(8), ip(9)]);
         asks(sim, "connect db:5432", |answer, time| {
             assert_eq!(answer, "nine");
-            assert!(time >= Duration::from_secs(4) && time < Duration::from_secs(6), "{time:?}");
+            assert!(time >= Duration::from_millis(250) && time < Duration::from_secs(1), "{time:?}");
         });
         sim.run_until_done();
     });

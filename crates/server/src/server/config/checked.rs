@@ -30,6 +30,8 @@ pub(crate) struct CheckedConfig {
     /// As the program set them, without its services.
     pub(crate) given: ServerConfig,
     pub(crate) services: Vec<CheckedService>,
+    /// Of connections to upstreams.
+    pub(crate) upstream_sockets: SocketOptions,
     pub(crate) server_limits: ServerLimits,
     /// The receive buffers of a shard by what the program set, or by default.
     pub(crate) receive_buffers_max: usize,
@@ -90,9 +92,13 @@ impl ServerConfig {
         let seed = self.seed.unwrap_or_else(Random::system_seed);
         let (limiters, rate) = self.check_admission(&services, server_limits.connections_max, seed)?;
         let receive_buffers_max = server_limits.receive_buffers_max();
+        let upstream_sockets = self.upstream_sockets.clone();
+        let upstream_sockets = upstream_sockets.unwrap_or_else(|| services[0].sockets.for_upstreams());
+        upstream_sockets.check().map_err(Error::SocketOption)?;
         Ok(CheckedConfig {
             given: self,
             services,
+            upstream_sockets,
             server_limits,
             receive_buffers_max,
             shards,

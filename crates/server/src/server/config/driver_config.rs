@@ -142,9 +142,9 @@ impl DriverChoice<'_> {
         Sizes { connections, upstreams, connections_max: connections, reserved }
     }
 
-    /// Options for sockets that connect: those of the first service.
+    /// Options for sockets that connect.
     fn before_connect(&self) -> BeforeConnect {
-        let options = self.checked.services[0].sockets.clone();
+        let options = self.checked.upstream_sockets.clone();
         BeforeConnect::new(move |socket, address| match address {
             Address::Ip(_) => Ok(options.set_before_connect(&SockRef::from(&socket))?),
             _ => Ok(()),

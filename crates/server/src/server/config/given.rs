@@ -28,6 +28,8 @@ use crate::watch::options::StallOptions;
 pub(crate) struct ServerConfig {
     pub(crate) limits: Option<Limits>,
     pub(crate) sockets: SocketOptions,
+    /// Of connections to upstreams; those of the first service for upstreams if there is none.
+    pub(crate) upstream_sockets: Option<SocketOptions>,
     pub(crate) admit: Option<Admit>,
     pub(crate) admission: Admission,
     /// The services in the order of their lanes.
