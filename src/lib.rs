@@ -101,6 +101,7 @@
 //! | | |
 //! |---|---|
 //! | `sync` | channels and locks of tokio's, in [`sync`] |
+//! | `dns` | backends of `upstream` by DNS: TTLs and SRV records |
 //! | `tls-ring`, `tls-graviola`, `tls-aws-lc-rs` | `tls` with that cryptography |
 //! | `tokio` | [`Stream`] is tokio's `AsyncRead` and `AsyncWrite` |
 //! | `websocket-deflate` | compressed messages |

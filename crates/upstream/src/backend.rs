@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use ringserve_server::net::Destination;
 
@@ -23,6 +23,8 @@ pub struct Backend {
     name: Box<str>,
     host: Option<Box<str>>,
     weight: u32,
+    priority: u16,
+    zone: Option<Box<str>>,
 }
 
 impl Backend {
@@ -30,13 +32,25 @@ impl Backend {
     /// each connection, as [`Shard::connect`](ringserve_server::Shard::connect) does.
     pub fn new(destination: impl Into<Destination>) -> Backend {
         let destination = destination.into();
-        Backend { name: destination.to_string().into(), destination, host: None, weight: 1 }
+        let name = destination.to_string().into();
+        Backend { name, destination, host: None, weight: 1, priority: 0, zone: None }
     }
 
     /// Its part of the requests, 1 to 65535: a backend of weight 2 gets twice as many as one of
     /// weight 1. 1 by default.
     pub fn weight(self, weight: u32) -> Backend {
         Backend { weight: weight.clamp(1, 65535), ..self }
+    }
+
+    /// Its priority. Backends of the lowest number are asked while five of seven of them may be, and 0 is the default. Where fewer may be
+    /// asked, each is given as many requests as if five of seven were, and those of the next number have the others.
+    pub fn priority(self, priority: u16) -> Backend {
+        Backend { priority, ..self }
+    }
+
+    /// The zone where it is, such as a data centre: see [`Upstream::zone`](crate::Upstream::zone).
+    pub fn zone(self, zone: &str) -> Backend {
+        Backend { zone: Some(zone.into()), ..self }
     }
 
     /// The name of the host, as its certificate has it, where the destination is an address.
@@ -69,6 +83,14 @@ impl Backend {
 
     pub(crate) fn given_weight(&self) -> u32 {
         self.weight
+    }
+
+    pub(crate) fn given_zone(&self) -> Option<&str> {
+        self.zone.as_deref()
+    }
+
+    pub(crate) fn given_priority(&self) -> u16 {
+        self.priority
     }
 }
 
@@ -115,6 +137,7 @@ pub(crate) enum Standing {
 pub(crate) struct BackendState {
     pub(crate) backend: Backend,
     pub(crate) weight: AtomicU32,
+    pub(crate) priority: AtomicU16,
     health: AtomicU8,
     pub(crate) is_drained: AtomicBool,
     /// It left the upstream.
@@ -176,6 +199,7 @@ impl BackendState {
     pub(crate) fn new(backend: Backend) -> BackendState {
         BackendState {
             weight: AtomicU32::new(backend.weight),
+            priority: AtomicU16::new(backend.priority),
             backend,
             health: AtomicU8::new(0),
             is_drained: AtomicBool::new(false),

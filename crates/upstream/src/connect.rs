@@ -18,6 +18,9 @@ pub(crate) async fn connect<C>(
     setup: impl AsyncFnOnce(Stream) -> io::Result<C>,
 ) -> io::Result<C> {
     let mut connecting = shard.connect(to.backend.destination().clone());
+    if let Some(limits) = &settings.connection_limits {
+        connecting = connecting.limits(limits.clone());
+    }
     if let Some(version) = settings.send_proxy {
         connecting = connecting.proxy_header(match version {
             SendProxy::V1 => client.map_or_else(ProxyHeader::local_v1, ProxyHeader::v1),

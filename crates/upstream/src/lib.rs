@@ -56,9 +56,11 @@ pub use clients::relay::{Place, Relay};
 pub use clients::request::Request;
 pub use discover::{Backends, Discover};
 pub use error::UpstreamError;
+#[cfg(feature = "dns")]
+pub use names::Dns;
 pub use names::{BackendFile, Names};
 pub use pool::{Connection, IdleEvent};
-pub use settings::{Balance, PoolLimits, Retry, SendProxy};
+pub use settings::{Balance, Hedge, PoolLimits, Retry, SendProxy};
 pub use stats::{BackendStats, UpstreamStats};
 pub use upstream::Upstream;
 

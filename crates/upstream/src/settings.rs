@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ringserve_server::limits::ConnLimits;
 use ringserve_server::transport::Transport;
 
 use crate::backend::Backend;
@@ -175,6 +176,43 @@ impl Retry {
     }
 }
 
+/// When a question that may be asked twice is asked of a second backend, while the first one has not answered.
+///
+/// ```
+/// use ringserve::upstream::{Hedge, Upstream};
+///
+/// let answers = Upstream::new("answers", ["10.0.0.11:9000", "10.0.0.12:9000"]).hedge(Hedge::default());
+/// # let _ = answers;
+/// ```
+#[derive(Clone, Debug)]
+pub struct Hedge {
+    pub(crate) percentile: u32,
+    budget: u32,
+}
+
+impl Default for Hedge {
+    fn default() -> Hedge {
+        Hedge { percentile: 95, budget: 5 }
+    }
+}
+
+impl Hedge {
+    /// The percentage of the last 1000 answers of a shard that are quicker than the time after which the second backend is asked; 50
+    /// to 99. 95 by default. Nothing is asked twice before 100 answers are known.
+    pub fn percentile(self, percent: u32) -> Hedge {
+        Hedge { percentile: percent.clamp(50, 99), ..self }
+    }
+
+    /// The most second questions within a second, as a percentage of the questions of the second before; 1 to 100. 5 by default.
+    pub fn budget_of(self, percent: u32) -> Hedge {
+        Hedge { budget: percent.clamp(1, 100), ..self }
+    }
+
+    pub(crate) fn budget(&self) -> Budget {
+        Budget::new(self.budget, 0)
+    }
+}
+
 /// Makes the transport of a connection.
 pub(crate) type MakeTransport = Arc<dyn Fn(&Backend) -> io::Result<Rc<dyn Transport>> + Send + Sync>;
 
@@ -184,10 +222,14 @@ pub(crate) struct Settings {
     pub(crate) pool: PoolLimits,
     pub(crate) check: Option<Check>,
     pub(crate) retry: Retry,
+    pub(crate) hedge: Option<Hedge>,
     pub(crate) answer_timeout: Duration,
     pub(crate) connect_timeout: Duration,
     pub(crate) ejection: bool,
     pub(crate) panic_below: u32,
+    pub(crate) zone: Option<Box<str>>,
+    pub(crate) has_subset: bool,
+    pub(crate) connection_limits: Option<ConnLimits>,
     pub(crate) send_proxy: Option<SendProxy>,
     pub(crate) transport: Option<MakeTransport>,
     pub(crate) source: Option<Arc<dyn Source>>,
@@ -201,10 +243,14 @@ impl Default for Settings {
             pool: PoolLimits::default(),
             check: None,
             retry: Retry::default(),
+            hedge: None,
             answer_timeout: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(2),
             ejection: true,
             panic_below: 50,
+            zone: None,
+            has_subset: true,
+            connection_limits: None,
             send_proxy: None,
             transport: None,
             source: None,

@@ -15,6 +15,8 @@ pub struct UpstreamStats {
     pub backends: Vec<BackendStats>,
     /// Tries beyond the first one of a request, or of a connection.
     pub retries: u64,
+    /// Questions that were asked of a second backend beside the first.
+    pub hedges: u64,
     /// Requests and connections for which there was no backend.
     pub refused: u64,
     /// Choices that were made among all backends, since fewer than
@@ -35,6 +37,8 @@ pub struct BackendStats {
     pub name: String,
     /// Its part of the requests.
     pub weight: u32,
+    /// Its [priority](crate::Backend::priority): those of the lowest number are asked first.
+    pub priority: u16,
     /// The result of its checks.
     pub health: Health,
     /// An operator took it out.
@@ -82,6 +86,7 @@ impl BackendStats {
         BackendStats {
             name: state.backend.name().to_owned(),
             weight: state.weight.load(Relaxed),
+            priority: state.priority.load(Relaxed),
             health: state.health(),
             is_drained: state.is_drained.load(Relaxed),
             is_ejected: state.ejected_until.load(Relaxed) != 0,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ringserve_server::net::is_local_failure;
 
+use super::hedged::Visits;
 use super::pooled::{Outcome, PooledConnection};
 use crate::error::UpstreamError;
 use crate::policy::backoff;
@@ -23,10 +24,16 @@ const TAKEN_BACK_MAX: u32 = 8;
 pub struct Call<C: Connection> {
     pools: Rc<Pools<C>>,
     begun: u64,
+    /// The same until something was waited for: then the clock is read again.
+    now: Option<u64>,
     until: u64,
     is_idempotent: bool,
     key: Option<u64>,
     tried: Vec<Rc<Member<Pool<C>>>>,
+    /// The backends at which this request is or was, for a second one beside it.
+    visited: Option<Rc<Visits<Pool<C>>>>,
+    /// Another one goes on if this one fails.
+    is_beside: bool,
     /// Tries that may have reached a backend.
     sent: u32,
     taken_back: u32,
@@ -49,10 +56,13 @@ impl<C: Connection> Call<C> {
         Call {
             pools: pools.clone(),
             begun,
+            now: Some(begun),
             until: begun.saturating_add(nanos(time)),
             is_idempotent: false,
             key: None,
             tried: Vec::new(),
+            visited: None,
+            is_beside: false,
             sent: 0,
             taken_back: 0,
             is_fresh: false,
@@ -88,6 +98,21 @@ impl<C: Connection> Call<C> {
         Call { until: self.begun.saturating_add(nanos(time)), ..self }
     }
 
+    /// Notes where the request is.
+    pub(super) fn visits(self, visited: &Rc<Visits<Pool<C>>>) -> Call<C> {
+        Call { visited: Some(visited.clone()), ..self }
+    }
+
+    /// Leaves out the backends where another try of this request is, and ends with that.
+    pub(super) fn beside(self, visited: &Visits<Pool<C>>, until: u64) -> Call<C> {
+        Call { tried: visited.all(), until, is_beside: true, ..self }
+    }
+
+    /// When its time is over, in nanoseconds.
+    pub(super) fn until(&self) -> u64 {
+        self.until
+    }
+
     /// The time that is left.
     pub fn left(&self) -> Duration {
         Duration::from_nanos(self.until.saturating_sub(self.view().now()))
@@ -106,21 +131,29 @@ impl<C: Connection> Call<C> {
         if let wait @ 1.. = std::mem::take(&mut self.wait) {
             self.view().shard.sleep(Duration::from_nanos(wait)).await;
         }
-        self.view().is_resolved(self.until).await;
+        if self.view().upstream.is_unresolved() {
+            self.now = None;
+            self.view().is_resolved(self.until).await;
+        }
         loop {
             let Some(mut choice) = self.choose() else {
-                self.view().upstream.state().count_refused();
+                if !self.is_beside {
+                    self.view().upstream.state().count_refused();
+                }
                 return Err(self.last.take().unwrap_or(UpstreamError::NoBackend));
             };
             if std::mem::replace(&mut self.is_retry, true) {
                 self.view().upstream.state().count_retry();
+            }
+            if let Some(visited) = &self.visited {
+                visited.add(choice.member());
             }
             if choice.begun() >= self.until {
                 choice.says_nothing();
                 return Err(UpstreamError::TimedOut);
             }
             if !self.is_fresh
-                && let Some(lent) = self.pools.take_idle(choice.member())
+                && let Some(lent) = self.pools.take_idle(choice.member(), choice.begun())
             {
                 return Ok(PooledConnection::new(lent, choice));
             }
@@ -141,9 +174,10 @@ impl<C: Connection> Call<C> {
     /// A backend that this request was not at, or else the one where a kept connection was dead.
     fn choose(&mut self) -> Option<Choice<Pool<C>>> {
         let view = &self.pools.view;
+        let now = self.now.take().unwrap_or_else(|| view.now());
         let choice = match self.key {
-            Some(key) => view.choose_by_key(key, &self.tried, None),
-            None => view.choose(&self.tried, None),
+            Some(key) => view.choose_by_key(now, key, &self.tried, None),
+            None => view.choose_at(now, &self.tried, None),
         };
         if choice.is_some() {
             return choice;

@@ -11,7 +11,9 @@ use ringserve_server::framing::Framing;
 use ringserve_server::net::{Framed, FramedError, is_local_failure};
 use ringserve_server::{Frame, Shard, Stream};
 
+use super::call::Call;
 use super::connections::Connections;
+use super::hedged::{Visits, hedged};
 use super::pooled::{Outcome, PooledConnection};
 use super::request::Request;
 use crate::backend::Backend;
@@ -148,12 +150,26 @@ impl<F: Framing> Exclusive<F> {
     /// that may be asked; one that left is asked again only if it is
     /// [idempotent](Request::idempotent).
     pub async fn ask<'q>(&self, request: impl Into<Request<'q>>) -> Result<Frame, UpstreamError> {
-        let request = request.into();
-        let mut call = request.call(&self.connections);
+        let (request, view) = (request.into(), &self.connections.pools.view);
+        let call = request.call(&self.connections);
+        let Some(delay) = view.hedge_delay().filter(|_| request.is_idempotent) else {
+            return self.ask_by(call, request.payload).await;
+        };
+        let (visited, until) = (Rc::new(Visits::default()), call.until());
+        let first = self.ask_by(call.visits(&visited), request.payload);
+        let second = async {
+            let call = request.call(&self.connections).beside(&visited, until);
+            self.ask_by(call, request.payload).await
+        };
+        hedged(view, delay, first, second).await
+    }
+
+    /// Asks, with all tries.
+    async fn ask_by(&self, mut call: Call<Framed<F>>, payload: &[u8]) -> Result<Frame, UpstreamError> {
         let shard = &self.connections.pools.view.shard;
         loop {
             let mut lent = call.take().await?;
-            let asked = shard.timeout(call.left(), exchange(&mut lent, request.payload)).await;
+            let asked = shard.timeout(call.left(), exchange(&mut lent, payload)).await;
             match asked.unwrap_or(Err(Broken::Ended(Outcome::TimedOut))) {
                 Ok(answer) => {
                     lent.finish(Outcome::Answered);

@@ -3,6 +3,7 @@
 pub(crate) mod call;
 pub(crate) mod connections;
 pub(crate) mod exclusive;
+mod hedged;
 pub(crate) mod multiplexed;
 pub(crate) mod pipelined;
 pub(crate) mod pooled;

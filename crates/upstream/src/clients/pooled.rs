@@ -84,7 +84,8 @@ impl<C: Connection> PooledConnection<C> {
     /// Gives the connection back for the next request. It is closed all the same if it is [not
     /// idle](Connection::poll_idle): what is left on it may be the answer to another request.
     pub fn give_back(self) {
-        self.lent.give_back();
+        let now = self.choice.settled_at();
+        self.lent.give_back(now);
     }
 
     pub(super) fn member(&self) -> &Rc<Member<Pool<C>>> {

@@ -109,7 +109,7 @@ impl Relay {
         let choose = |tried: &[_]| {
             let is_for: &dyn Fn(&BackendState) -> bool = &|state| is_for(&state.backend);
             match key {
-                Some(key) => view.choose_by_key(key, tried, Some(is_for)),
+                Some(key) => view.choose_by_key(view.now(), key, tried, Some(is_for)),
                 None => view.choose(tried, Some(is_for)),
             }
         };

@@ -1,7 +1,9 @@
-//! Sources of backends: names, files, and the task that runs one.
+//! Sources of backends: names, DNS, files, and the task that runs one.
 //!
 //! One shard runs the source of an upstream, and the others look each second whether it still does.
 
+#[cfg(feature = "dns")]
+mod dns;
 mod file;
 mod system;
 
@@ -19,6 +21,8 @@ use crate::discover::{Backends, Source};
 use crate::policy::{SECOND, part_of};
 use crate::upstream::Upstream;
 
+#[cfg(feature = "dns")]
+pub use dns::Dns;
 pub use file::BackendFile;
 pub use system::Names;
 

@@ -9,10 +9,13 @@ pub(crate) mod backoff;
 pub(crate) mod budget;
 pub(crate) mod ewma;
 pub(crate) mod failures;
+pub(crate) mod hedge;
 pub(crate) mod keep_alive;
+pub(crate) mod levels;
 pub(crate) mod maglev;
 pub(crate) mod p2c;
 pub(crate) mod slow_start;
+pub(crate) mod subset;
 
 #[cfg(test)]
 mod claims;

@@ -158,8 +158,8 @@ pub(crate) fn nanos(time: Duration) -> u64 {
 impl<C: Connection> Pools<C> {
     pub(crate) fn new(view: Rc<View<Pool<C>>>, connect: Connect<C>) -> Rc<Pools<C>> {
         let keeper = RefCell::new(Waker::noop().clone());
-        let (waiting, idle) = (Cell::new(0), Rc::default());
-        let pools = Rc::new(Pools { view, connect, waiting, idle, keeper, warned_at: Cell::new(0) });
+        let (waiting, idle, warned_at) = (Cell::new(0), Rc::default(), Cell::new(0));
+        let pools = Rc::new(Pools { view, connect, waiting, idle, keeper, warned_at });
         keeper::begin(&pools);
         pools
     }
@@ -175,7 +175,7 @@ impl<C: Connection> Pools<C> {
         fresh: bool,
     ) -> Result<Lent<C>, NotLent> {
         // Those that wait already were given what is idle, unless they want a new one.
-        let idle = if fresh { None } else { self.take_idle(member) };
+        let idle = if fresh { None } else { self.take_idle(member, self.view.now()) };
         let kept = match idle {
             Some(lent) => return Ok(lent),
             None if self.waiting.get() >= self.limits().waiting_max => return Err(NotLent::Full),
@@ -193,8 +193,8 @@ impl<C: Connection> Pools<C> {
     }
 
     /// Takes the newest idle connection to this backend, if there is one on which nothing happened.
-    pub(crate) fn take_idle(self: &Rc<Pools<C>>, member: &Rc<Member<Pool<C>>>) -> Option<Lent<C>> {
-        let kept = self.pop(member)?;
+    pub(crate) fn take_idle(self: &Rc<Pools<C>>, member: &Rc<Member<Pool<C>>>, now: u64) -> Option<Lent<C>> {
+        let kept = self.pop(member, now)?;
         Some(Lent { kept: Some(kept), pools: self.clone(), member: member.clone() })
     }
 
@@ -206,8 +206,8 @@ impl<C: Connection> Pools<C> {
     }
 
     /// The newest idle connection on which nothing happened.
-    fn pop(&self, member: &Rc<Member<Pool<C>>>) -> Option<Kept<C>> {
-        let (pool, now) = (&member.part, self.view.now());
+    fn pop(&self, member: &Rc<Member<Pool<C>>>, now: u64) -> Option<Kept<C>> {
+        let pool = &member.part;
         loop {
             let mut kept = pool.idle.borrow_mut().pop()?;
             let idle = now.saturating_sub(kept.idle_since);
@@ -325,12 +325,17 @@ impl<C: Connection> Pools<C> {
         if self.keeps_none(member) {
             return;
         }
-        let keeper = self.keeper.borrow().clone();
-        if let Poll::Ready(happened) = kept.connection.poll_idle(&mut Context::from_waker(&keeper)) {
-            return self.note_end(member, happened, 0);
+        // Its waker changes only when the keeper is polled.
+        let keeper = self.keeper.borrow();
+        let happened = kept.connection.poll_idle(&mut Context::from_waker(&keeper));
+        drop(keeper);
+        match happened {
+            Poll::Pending => {}
+            // A backend that ends each connection behind its answer teaches nothing.
+            Poll::Ready(IdleEvent::Ended) if kept.uses > 0 => return,
+            Poll::Ready(happened) => return self.note_end(member, happened, 0),
         }
-        kept.was_idle = true;
-        kept.idle = Some(Counted::new(&self.idle));
+        (kept.was_idle, kept.idle) = (true, Some(Counted::new(&self.idle)));
         let mut idle = pool.idle.borrow_mut();
         idle.push(kept);
         let oldest = (idle.len() > self.limits().idle_max).then(|| idle.remove(0));
@@ -432,17 +437,18 @@ impl<C: Connection> Lent<C> {
     }
 
     /// Gives it back for the next call, if nothing is left on it: what is may be the answer to another question.
-    pub(crate) fn give_back(mut self) {
+    pub(crate) fn give_back(mut self, now: u64) {
         let Some(mut kept) = self.kept.take() else { return };
-        let (pools, member) = (self.pools.clone(), self.member.clone());
-        let now = pools.view.now();
+        let (pools, member) = (&self.pools, &self.member);
         kept.uses += 1;
         kept.idle_since = now;
         let is_over = now >= kept.old_at || kept.uses >= pools.limits().uses_max;
+        if !is_over && member.part.waiters.borrow().is_empty() {
+            return pools.shelve(member, kept);
+        }
         match kept.connection.poll_idle(&mut Context::from_waker(Waker::noop())) {
-            Poll::Pending if !is_over => pools.shelve(&member, kept),
-            Poll::Ready(IdleEvent::Stray) => pools.note_end(&member, IdleEvent::Stray, 0),
-            // A backend that ends each connection behind its answer teaches nothing.
+            Poll::Pending if !is_over => pools.shelve(member, kept),
+            Poll::Ready(IdleEvent::Stray) => pools.note_end(member, IdleEvent::Stray, 0),
             Poll::Ready(IdleEvent::Ended) | Poll::Pending => {}
         }
     }
@@ -451,6 +457,8 @@ impl<C: Connection> Lent<C> {
 impl<C: Connection> Drop for Lent<C> {
     fn drop(&mut self) {
         drop(self.kept.take());
-        self.pools.connect_more(&self.member);
+        if !self.member.part.waiters.borrow().is_empty() {
+            self.pools.connect_more(&self.member);
+        }
     }
 }

@@ -16,6 +16,7 @@ pub(crate) struct Choice<P: Part> {
     /// Changes of requests in flight are reported at once.
     is_exact: bool,
     is_settled: bool,
+    settled_at: u64,
 }
 
 impl<P: Part> Choice<P> {
@@ -43,6 +44,7 @@ impl<P: Part> Choice<P> {
             is_trial,
             is_exact,
             is_settled: false,
+            settled_at: 0,
         }
     }
 
@@ -63,6 +65,9 @@ impl<P: Part> Choice<P> {
     pub(crate) fn succeeded(&mut self) {
         let now = self.settle();
         self.member.sample(now, now - self.begun);
+        if let Some(hedge) = &self.view.upstream.settings().hedge {
+            self.view.times.borrow_mut().add(now - self.begun, hedge.percentile);
+        }
         self.member.successes.set(self.member.successes.get() + 1);
         self.member.answer_time.set(self.member.answer_time.get() + (now - self.begun));
         if self.state().in_a_row.load(Relaxed) != 0 {
@@ -108,9 +113,15 @@ impl<P: Part> Choice<P> {
         self.is_settled
     }
 
+    /// When its outcome was noted, in nanoseconds; now, if it was not.
+    pub(crate) fn settled_at(&self) -> u64 {
+        if self.is_settled { self.settled_at } else { self.view.now() }
+    }
+
     fn settle(&mut self) -> u64 {
         self.is_settled = true;
-        self.view.now()
+        self.settled_at = self.view.now();
+        self.settled_at
     }
 
     fn end_trial(&mut self, works: Option<bool>, now: u64) {

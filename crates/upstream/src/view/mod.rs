@@ -14,11 +14,12 @@ use ringserve_server::Shard;
 use ringserve_server::net::is_local_failure;
 
 pub(crate) use choice::Choice;
-use usable::Usable;
+use usable::{Rules, Usable};
 
 use crate::backend::{BackendState, Counts, Standing};
 use crate::locked;
 use crate::policy::ewma::Ewma;
+use crate::policy::hedge::Times;
 use crate::policy::{p2c, part_of};
 use crate::settings::Balance;
 use crate::upstream::Upstream;
@@ -137,11 +138,16 @@ pub(crate) struct View<P: Part> {
     told_at: Cell<u64>,
     requests: Cell<u64>,
     turn: Cell<usize>,
+    /// Of the last answers, for a client that asks second backends.
+    times: RefCell<Times>,
 }
 
 impl<P: Part> View<P> {
     pub(crate) fn new(upstream: &Upstream, shard: &Shard, make_part: impl Fn() -> P + 'static) -> View<P> {
         upstream.state().is_viewed(shard.now().as_nanos());
+        let random = shard.random();
+        // The first one draws it for the process, so that processes do not agree.
+        let _ = upstream.state().seed.compare_exchange(0, random | 1, Relaxed, Relaxed);
         View {
             upstream: upstream.clone(),
             shard: shard.clone(),
@@ -151,7 +157,8 @@ impl<P: Part> View<P> {
             told_at: Cell::new(0),
             requests: Cell::new(0),
             // Shards do not begin with the same one.
-            turn: Cell::new(shard.random() as usize >> 16),
+            turn: Cell::new(random as usize >> 16),
+            times: RefCell::default(),
         }
     }
 
@@ -172,6 +179,12 @@ impl<P: Part> View<P> {
     /// True if the backend may be asked.
     pub(crate) fn is_usable(&self, member: &Member<P>) -> bool {
         member.state.standing(self.now()) == Standing::Usable
+    }
+
+    /// Nanoseconds after which a question that may be asked twice is asked of a second backend. `None` if it is not.
+    pub(crate) fn hedge_delay(&self) -> Option<u64> {
+        self.upstream.settings().hedge.as_ref()?;
+        self.times.borrow().delay()
     }
 
     /// Counts a request for the budget of retries.
@@ -217,14 +230,25 @@ impl<P: Part> View<P> {
                 member.ewma.set(Ewma::NEW);
             }
         }
-        let panic_below = self.upstream.settings().panic_below;
-        *self.usable.borrow_mut() = Usable::of(&members, version, now, panic_below);
+        *self.usable.borrow_mut() = Usable::of(&members, version, now, &self.rules());
         drop(members);
         // Connections of backends that left end here, also where a call still holds one of them. Their drop may look at the view.
         old.iter()
             .filter(|member| member.state.is_gone.load(Relaxed))
             .for_each(|member| member.part.leaves());
         drop(old);
+    }
+
+    fn rules(&self) -> Rules<'_> {
+        let settings = self.upstream.settings();
+        // What lasts is counted exactly, and over all backends.
+        let is_subset = settings.has_subset && !self.is_exact();
+        let seed = self.upstream.state().seed.load(Relaxed);
+        Rules {
+            panic_below: settings.panic_below,
+            zone: settings.zone.as_deref(),
+            subset: is_subset.then(|| (self.shard.index(), self.shard.count(), seed)),
+        }
     }
 
     /// Waits until the source of the backends answered for the first time, or failed, or as long as a call may wait for a connection.
@@ -257,7 +281,16 @@ impl<P: Part> View<P> {
         tried: &[Rc<Member<P>>],
         is_for: Option<&dyn Fn(&BackendState) -> bool>,
     ) -> Option<Choice<P>> {
-        let now = self.now();
+        self.choose_at(self.now(), tried, is_for)
+    }
+
+    /// The same for one who has read the clock.
+    pub(crate) fn choose_at(
+        self: &Rc<View<P>>,
+        now: u64,
+        tried: &[Rc<Member<P>>],
+        is_for: Option<&dyn Fn(&BackendState) -> bool>,
+    ) -> Option<Choice<P>> {
         self.look(now);
         if now.saturating_sub(self.told_at.get()) >= TOLD_EACH {
             self.tell(now);
@@ -284,7 +317,11 @@ impl<P: Part> View<P> {
         let among = if is_open {
             &usable.indices
         } else {
-            some = usable.indices.iter().copied().filter(|index| may(&members[*index])).collect();
+            let may_be = |indices: &[usize]| -> Vec<usize> {
+                indices.iter().copied().filter(|index| may(&members[*index])).collect()
+            };
+            let first = may_be(&usable.indices);
+            some = if first.is_empty() { may_be(&usable.reserve) } else { first };
             &some
         };
         if among.is_empty() {
@@ -301,11 +338,11 @@ impl<P: Part> View<P> {
     /// Chooses the backend of a key, or where that may not be asked the next one of the key, so that equal keys meet.
     pub(crate) fn choose_by_key(
         self: &Rc<View<P>>,
+        now: u64,
         key: u64,
         tried: &[Rc<Member<P>>],
         is_for: Option<&dyn Fn(&BackendState) -> bool>,
     ) -> Option<Choice<P>> {
-        let now = self.now();
         self.look(now);
         let chosen = {
             let (members, usable) = (self.members.borrow(), self.usable.borrow());
@@ -316,14 +353,14 @@ impl<P: Part> View<P> {
             };
             let mut of_key = usable.of_key(&members, key).filter(may);
             of_key.find_map(|index| {
-                if usable.indices.contains(&index) {
+                if usable.by_key.contains(&index) {
                     return Some((members[index].clone(), false));
                 }
                 let is_trial = usable.on_trial.contains(&index) && take_trial(&members[index]);
                 is_trial.then(|| (members[index].clone(), true))
             })
         };
-        let Some((member, is_trial)) = chosen else { return self.choose(tried, is_for) };
+        let Some((member, is_trial)) = chosen else { return self.choose_at(now, tried, is_for) };
         if now.saturating_sub(self.told_at.get()) >= TOLD_EACH {
             self.tell(now);
         }
@@ -373,7 +410,8 @@ impl<P: Part> View<P> {
             let member = &members[among[place]];
             let average = member.ewma.get().read(now).unwrap_or_else(|| usable.median(members, now));
             let in_flight = member.in_flight.get().saturating_add(member.others.get());
-            p2c::load(average, in_flight, usable.relative_weight(among[place]))
+            let weight = if usable.table.is_some() { usable.relative_weight(among[place]) } else { 1.0 };
+            p2c::load(average, in_flight, weight)
         };
         let place = match &usable.table {
             Some(table) if is_open => p2c::by_weight(table, among.len(), || self.shard.random(), load),

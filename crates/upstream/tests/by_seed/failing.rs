@@ -201,6 +201,46 @@ fn each_backend_is_checked_once_for_the_process() {
 }
 
 #[test]
+fn few_retries_are_made_and_bounded_on_64_shards() {
+    Sim::seeds(1).run(|sim| {
+        let backends = backends(sim, 2);
+        let upstream = upstream(2).ejection(false);
+        front(sim, &upstream, 64);
+        // A hundred questions a second.
+        asked_for(sim, 50, 20 * SECOND, SECOND / 2, "again");
+        sim.run_for(10 * SECOND);
+        let retries = upstream.stats().retries;
+        backends.iter().for_each(|backend| backend.mode.set(Mode::Dies));
+        sim.run_for(5 * SECOND);
+        let retries = upstream.stats().retries - retries;
+        // A fifth of 100, and 10 a second, with what a second and a quarter before had left.
+        assert!((100..=30 * 5 + 38).contains(&retries), "{retries} in 5 s");
+        backends.iter().for_each(|backend| backend.mode.set(Mode::Answers));
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn backends_are_checked_once_by_64_shards_of_which_some_stall() {
+    Sim::seeds(1).run(|sim| {
+        let backends = backends(sim, 4);
+        let upstream = upstream(4).check(Check::connect().interval(SECOND));
+        let server = front(sim, &upstream, 64);
+        sim.run_for(5 * SECOND);
+        let before: Vec<usize> = backends.iter().map(|backend| backend.accepted.get()).collect();
+        for _ in 0..5 {
+            (0..64).filter(|_| sim.random() % 4 == 0).for_each(|shard| server.stall(shard, 3 * SECOND));
+            sim.run_for(6 * SECOND);
+            assert!(upstream.stats().backends.iter().all(|backend| backend.health == Health::Up));
+        }
+        for (backend, before) in backends.iter().zip(before) {
+            let checks = backend.accepted.get() - before;
+            assert!((12..=33).contains(&checks), "{checks} in 30 s");
+        }
+    });
+}
+
+#[test]
 fn backend_that_is_down_is_not_asked_unless_few_are_left() {
     Sim::seeds(6).run(|sim| {
         let backends = backends(sim, 3);

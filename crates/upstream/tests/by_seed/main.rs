@@ -4,7 +4,9 @@
 mod connections;
 mod failing;
 mod freshness;
+mod hedging;
 mod keys;
+mod levels;
 mod lifetimes;
 mod names;
 mod pools;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ringserve::framing::Lines;
 use ringserve::net::Framed;
 use ringserve::testing::{ClientStream, Faults, Net, Sim};
-use ringserve::upstream::{Multiplexed, Names, Pipelined, Request, Upstream, UpstreamError};
+use ringserve::upstream::{Balance, Hedge, Multiplexed, Names, Pipelined, Request, Upstream, UpstreamError};
 use ringserve::{Cx, Frame, Server, Service, Shard};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -570,5 +570,28 @@ fn equal_keys_meet_on_shared_connections() {
         }
         assert!(places.values().all(|places| places.iter().all(|place| *place == places[0])), "{places:?}");
         assert!(backends.iter().all(|backend| !backend.heard.borrow().is_empty()));
+    });
+}
+
+#[test]
+fn late_answer_is_had_from_a_second_backend() {
+    Sim::seeds(10).run(|sim| {
+        let backends: Vec<_> = ADDRS.iter().map(|addr| Backend::start(sim, addr)).collect();
+        let upstream = upstream(2).balance(Balance::RoundRobin).hedge(Hedge::default().budget_of(100));
+        let (by_id, stats, silent) = (sim.seed().is_multiple_of(2), upstream.clone(), backends[0].clone());
+        backends.iter().for_each(|backend| backend.slow.set(true));
+        run(sim, &upstream, by_id, async move |shard, asks| {
+            for n in 0..200 {
+                asks.ask(Request::new(&format!("again {n}")).idempotent()).await.unwrap();
+            }
+            silent.is_silent.set(true);
+            for n in 200..220 {
+                let (question, begun) = (format!("again {n}"), shard.now());
+                let answer = asks.ask(Request::new(&question).idempotent()).await;
+                assert_eq!(answer.unwrap(), format!("answer {n}"));
+                assert!(shard.now() - begun < SECOND, "it waits for one that says nothing");
+            }
+            assert!(stats.stats().hedges > 0);
+        });
     });
 }

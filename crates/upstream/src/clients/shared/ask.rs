@@ -20,6 +20,7 @@ use super::keeper;
 use super::line::{Ages, Id, Line, Over};
 use super::slots::{End, Fate, Matcher};
 use crate::backend::Counts;
+use crate::clients::hedged::{Visits, hedged};
 use crate::clients::request::Request;
 use crate::connect::connect_counted;
 use crate::error::UpstreamError;
@@ -175,16 +176,40 @@ impl<F: Framing + Clone> Asker<F> {
         let time = request.timeout.unwrap_or(view.upstream.settings().answer_timeout);
         let until = view.now().saturating_add(nanos(time));
         view.is_resolved(until).await;
-        let (tried, key) = (Vec::new(), request.key);
-        let mut tries = Tries { tried, key, stale: None, sent: 0, unsent: 0, last: None };
+        let Some(delay) = view.hedge_delay().filter(|_| request.is_idempotent) else {
+            return self.ask_by(request, Tries::new(request.key), (time, until)).await;
+        };
+        let visited = Rc::new(Visits::default());
+        let tries = Tries { visited: Some(visited.clone()), ..Tries::new(request.key) };
+        let first = self.ask_by(request, tries, (time, until));
+        let second = async {
+            let tries = Tries { tried: visited.all(), is_beside: true, ..Tries::new(request.key) };
+            self.ask_by(request, tries, (time, until)).await
+        };
+        hedged(view, delay, first, second).await
+    }
+
+    /// Asks within a time, until it is over, with all tries.
+    async fn ask_by(
+        self: &Rc<Asker<F>>,
+        request: Request<'_>,
+        mut tries: Tries<F>,
+        (time, until): (Duration, u64),
+    ) -> Result<Frame, UpstreamError> {
+        let view = &self.view;
         let mut is_retry = false;
         loop {
             let Some(mut choice) = tries.choose(view) else {
-                view.upstream.state().count_refused();
+                if !tries.is_beside {
+                    view.upstream.state().count_refused();
+                }
                 return Err(tries.last.unwrap_or(UpstreamError::NoBackend));
             };
             if std::mem::replace(&mut is_retry, true) {
                 view.upstream.state().count_retry();
+            }
+            if let Some(visited) = &tries.visited {
+                visited.add(choice.member());
             }
             let left = Duration::from_nanos(until.saturating_sub(choice.begun()));
             let tried = view.shard.timeout(left, self.attempt(&choice, request.payload, until)).await;
@@ -464,8 +489,12 @@ impl Broken {
 
 /// The tries of a question.
 struct Tries<F: Framing> {
-    tried: Vec<Rc<Member<Lines<F>>>>,
+    /// Whose backend is asked, where it may be.
     key: Option<u64>,
+    tried: Vec<Rc<Member<Lines<F>>>>,
+    /// The backends where the question is or was, for a second one beside it; this is one.
+    visited: Option<Rc<Visits<Lines<F>>>>,
+    is_beside: bool,
     /// A backend where a connection was dead that had been used before: another one may do, if no other backend is left.
     stale: Option<Rc<Member<Lines<F>>>>,
     /// Those that may have reached a backend.
@@ -475,10 +504,23 @@ struct Tries<F: Framing> {
 }
 
 impl<F: Framing> Tries<F> {
+    fn new(key: Option<u64>) -> Tries<F> {
+        Tries {
+            key,
+            tried: Vec::new(),
+            visited: None,
+            is_beside: false,
+            stale: None,
+            sent: 0,
+            unsent: 0,
+            last: None,
+        }
+    }
+
     /// A backend where this question was not, or else the one whose connection was dead.
     fn choose(&mut self, view: &Rc<View<Lines<F>>>) -> Option<Choice<Lines<F>>> {
         let choice = match self.key {
-            Some(key) => view.choose_by_key(key, &self.tried, None),
+            Some(key) => view.choose_by_key(view.now(), key, &self.tried, None),
             None => view.choose(&self.tried, None),
         };
         if choice.is_some() {
