@@ -1,6 +1,7 @@
 //! The server on a real socket, with a database in a file, and both clients.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::{env, fs, process};
@@ -11,6 +12,21 @@ impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+impl Running {
+    /// Starts a server, and finds out where it listens.
+    fn start(server: &mut Command) -> (Running, String) {
+        let mut server = server.env("NO_COLOR", "1").stdout(Stdio::piped()).spawn().expect("it was built");
+        let mut log = BufReader::new(server.stdout.take().expect("it is piped")).lines();
+        let running = Running(server);
+        loop {
+            let line = log.next().expect("it says where it listens").expect("it logs text");
+            if let Some((_, rest)) = line.split_once("listening on ") {
+                return (running, rest.split(' ').next().expect("an address").to_owned());
+            }
+        }
     }
 }
 
@@ -26,21 +42,9 @@ fn calls(client: &mut Command, addr: &str, token: &str, calls: &[&str]) -> (bool
 fn clients_in_rust_and_python_share_a_database() {
     let file = env::temp_dir().join(format!("ringserve-rpc-{}.sqlite", process::id()));
     let _ = fs::remove_file(&file);
-    let mut server = Command::new(env!("CARGO_BIN_EXE_example-rpc"))
-        .args(["--listen", "127.0.0.1:0", "--user", "ann:secret", "--database"])
-        .arg(&file)
-        .env("NO_COLOR", "1")
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("it was built");
-    let mut log = BufReader::new(server.stdout.take().expect("it is piped")).lines();
-    let _running = Running(server);
-    let addr = loop {
-        let line = log.next().expect("it says where it listens").expect("it logs text");
-        if let Some((_, rest)) = line.split_once("listening on ") {
-            break rest.split(' ').next().expect("an address").to_owned();
-        }
-    };
+    let mut server = Command::new(env!("CARGO_BIN_EXE_example-rpc"));
+    server.args(["--listen", "127.0.0.1:0", "--user", "ann:secret", "--database"]).arg(&file);
+    let (_running, addr) = Running::start(&mut server);
     let python = || {
         let mut python = Command::new("python3");
         python.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("client.py"));
@@ -65,5 +69,27 @@ fn clients_in_rust_and_python_share_a_database() {
     assert!(!good && said == ["no login: no such token"], "{said:?}");
     let (good, said) = calls(&mut rust(), &addr, "guess", &[get]);
     assert!(!good && said[0] == r#"{"error":"no such token","id":0}"#, "{said:?}");
+
+    // Over a front, whose calls share connections; one of two servers is away.
+    let mut front = Command::new(env!("CARGO_BIN_EXE_example-rpc-front"));
+    front.args([
+        "--listen",
+        "127.0.0.1:0",
+        "--token",
+        "secret",
+        "--server",
+        &addr,
+        "--server",
+        "127.0.0.1:1",
+    ]);
+    let (_front, front) = Running::start(&mut front);
+    let mut client = TcpStream::connect(&front).expect("the front listens");
+    let lines = [wait, get, "rubbish", r#"{"method": "get"}"#].join("\n");
+    client.write_all(format!("{lines}\n").as_bytes()).expect("the front reads");
+    let mut answers = BufReader::new(client).lines();
+    let mut next = || answers.next().expect("the front answers").expect("in text");
+    assert_eq!((next(), next()), (r#"{"result":100}"#.to_owned(), r#"{"result":"hello"}"#.to_owned()));
+    assert!(next().starts_with(r#"{"error":"expected value"#));
+    assert_eq!(next(), r#"{"error":"missing field `key`"}"#);
     fs::remove_file(&file).expect("the database is in the file");
 }
