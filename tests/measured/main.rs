@@ -28,6 +28,7 @@ mod silent_all;
 mod stream_allocations;
 mod system_calls;
 mod task_allocations;
+mod upstream_allocations;
 mod waiting_calls;
 mod websocket;
 
