@@ -529,4 +529,22 @@ mod tests {
         );
         assert_eq!((error.to_string(), error.name()), (text, "congestion"));
     }
+
+    #[test]
+    fn sockets_to_upstreams_notice_sooner_that_a_peer_vanished() {
+        let seconds = Duration::from_secs;
+        let read = |options: &SocketOptions| {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            options.for_upstreams().set_before_connect(&socket).unwrap();
+            let (idle, interval) = (socket.tcp_keepalive_time(), socket.tcp_keepalive_interval());
+            let probes = socket.tcp_keepalive_retries().unwrap();
+            (idle.unwrap(), interval.unwrap(), probes, socket.tcp_user_timeout().unwrap())
+        };
+        let default = SocketOptions::default();
+        assert_eq!(read(&default), (seconds(15), seconds(5), 3, Some(seconds(30))));
+        // What a program set stays.
+        let own = KeepAlive::default().idle(seconds(7));
+        let own = default.keep_alive(own).user_timeout(seconds(60));
+        assert_eq!(read(&own), (seconds(7), seconds(15), 4, Some(seconds(60))));
+    }
 }

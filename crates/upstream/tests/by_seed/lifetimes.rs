@@ -1,6 +1,6 @@
 //! Things that begin and end with clients, servers and backends.
 
-use ringserve::limits::ServerLimits;
+use ringserve::limits::{ConnLimits, ServerLimits};
 use ringserve::testing::Faults;
 use ringserve::upstream::{Balance, Check, Health, PoolLimits};
 use ringserve::{Stream, stream};
@@ -163,5 +163,41 @@ fn pools_and_checks_go_on_until_connections_end() {
         sim.run_for(5 * SECOND);
         assert_eq!(checks(&upstream), Health::Down);
         sim.run_until_done();
+    });
+}
+
+#[test]
+fn connection_has_the_limits_of_its_upstream() {
+    Sim::seeds(5).run(|sim| {
+        let backends = backends(sim, 1);
+        let limits = ConnLimits::default().idle_timeout(2 * SECOND);
+        front(sim, &upstream(1).connection_limits(limits), 1);
+        sim.client("c", async move |net| {
+            let mut me = net.connect(FRONT).await?;
+            assert_eq!(asks(&mut me, "once 1").await?, "once 1");
+            Ok(())
+        });
+        sim.run_until_done();
+        sim.run_for(SECOND);
+        assert_eq!(backends[0].now.get(), 1, "it is kept");
+        sim.run_for(2 * SECOND);
+        assert_eq!(backends[0].now.get(), 0, "it was idle for as long as it may be");
+    });
+}
+
+#[test]
+fn limits_that_contradict_are_the_error_of_each_connection() {
+    Sim::seeds(2).run(|sim| {
+        let backends = backends(sim, 1);
+        let limits = ConnLimits::default().frame_bytes_max(0);
+        front(sim, &upstream(1).connection_limits(limits), 1);
+        sim.client("c", async move |net| {
+            let mut me = net.connect(FRONT).await?;
+            let answer = asks(&mut me, "once 1").await?;
+            assert!(answer.starts_with("no answer: ") && answer.contains("frame_bytes_max"), "{answer}");
+            Ok(())
+        });
+        sim.run_until_done();
+        assert_eq!(backends[0].asked(), 0);
     });
 }
