@@ -9,9 +9,9 @@ use std::sync::mpsc::sync_channel;
 use std::task::{Context, Poll};
 
 use ringserve::limits::StallOptions;
-
+use ringserve::server::Driver;
 use ringserve::upstream::{Backend, Balance, Connection, Connections, IdleEvent, Outcome, Upstream};
-use ringserve::{Cx, Driver, Frame, Server, Service, Stream};
+use ringserve::{Cx, Frame, Server, Service, Stream};
 
 fn main() {
     let mut args = std::env::args().skip(1).filter(|arg| arg != "--bench");
