@@ -8,7 +8,7 @@ use ringserve_server::time::Time;
 use ringserve_server::{PushError, SharedPayload};
 
 use crate::form::{Form, Gap};
-use crate::node::{CUT, Connection, LATEST, Owed, QUEUE, Room, State};
+use crate::node::{CUT, Connection, Debts, LATEST, QUEUE, Room, State, VisitPlace};
 use crate::options::Slow;
 use crate::topic::Topic;
 
@@ -21,14 +21,6 @@ const SWEPT_IN_A_STEP: u32 = 16;
 /// Looks at an idle topic of a bridge that numbers before it is forgotten. What is kept of it is
 /// not lost, but clients that come back soon get it without asking the broker again.
 const NUMBERED_IDLE_LOOKS: u8 = 30;
-
-/// The member that a page is at.
-pub(crate) struct Visited {
-    topic: u32,
-    place: usize,
-    /// Its connection, if that is gone on with for its room, and not the topic.
-    due: Option<u32>,
-}
 
 /// The result of a visit.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -72,7 +64,7 @@ impl State {
     /// Goes on behind a visit that panicked, in a form or in the framing of a service: its member
     /// goes without that message.
     pub(crate) fn step_over(&mut self) {
-        let Some(Visited { topic: number, place, due }) = self.visited.take() else { return };
+        let Some(VisitPlace { topic: number, place, due }) = self.visited.take() else { return };
         match due {
             Some(connection) => self.due.push_front(connection),
             None => self.active.push_front(number),
@@ -105,7 +97,7 @@ impl State {
             if !topic.members.get(place as usize).lags() {
                 continue;
             }
-            self.visited = Some(Visited { topic: in_topic, place: place as usize, due: Some(number) });
+            self.visited = Some(VisitPlace { topic: in_topic, place: place as usize, due: Some(number) });
             match deliver(topic, in_topic, place as usize, connection, page, forms, &mut self.owed) {
                 Visit::Done | Visit::Cut => topic.members.set_lags(place as usize, false),
                 Visit::PageFull => return false,
@@ -138,7 +130,7 @@ impl State {
             }
             let (of, taken) = (topic.members.get(place).connection, page.taken());
             if let Some(connection) = self.connections.get_mut(of) {
-                self.visited = Some(Visited { topic: number, place, due: None });
+                self.visited = Some(VisitPlace { topic: number, place, due: None });
                 let visit = match connection.room {
                     Room::Free => deliver(topic, number, place, connection, page, forms, &mut self.owed),
                     Room::Due | Room::Waits => Visit::Full,
@@ -232,7 +224,7 @@ fn deliver(
     connection: &Connection,
     page: &mut Page,
     forms: &[Arc<dyn Form>],
-    owed: &mut Owed,
+    owed: &mut Debts,
 ) -> Visit {
     let (form, slow) = (connection.form, topic.members.get(place).slow);
     let by = &*forms[usize::from(form)];
@@ -284,7 +276,7 @@ fn tell_gaps(
     place: usize,
     connection: &Connection,
     by: &dyn Form,
-    owed: &mut Owed,
+    owed: &mut Debts,
 ) -> Result<(), Visit> {
     let (first, member) = (topic.log.first(), *topic.members.get(place));
     if member.owes_gap() {

@@ -17,7 +17,6 @@ use ringserve_server::time::Time;
 use ringserve_server::{LocalHandle, Shard};
 
 use crate::bridge::{BridgeNews, BridgedTopics, Home, Link, NumberedMessage, message};
-use crate::delivery::Visited;
 use crate::form::Cursor;
 use crate::members::Member;
 use crate::options::{PublishError, Since, Slow, SubscribeError, TopicOptions};
@@ -39,8 +38,16 @@ pub(crate) const LATEST: u8 = 1;
 pub(crate) const QUEUE: u8 = 2;
 pub(crate) const CUT: u8 = 3;
 
+/// The member that a page is at.
+pub(crate) struct VisitPlace {
+    pub(crate) topic: u32,
+    pub(crate) place: usize,
+    /// Its connection, if that is gone on with for its room, and not the topic.
+    pub(crate) due: Option<u32>,
+}
+
 /// Numbers of messages, by connection and topic.
-pub(crate) type Owed = HashMap<(u32, u32), u64, foldhash::fast::RandomState>;
+pub(crate) type Debts = HashMap<(u32, u32), u64, foldhash::fast::RandomState>;
 
 /// Whether the outbox of a connection has room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +81,7 @@ pub(crate) struct State {
     pub(crate) due: VecDeque<u32>,
     pub(crate) waiting: Vec<u32>,
     /// The member that the page is at, for as long as it is.
-    pub(crate) visited: Option<Visited>,
+    pub(crate) visited: Option<VisitPlace>,
     /// The waker of the task that goes on with them.
     pub(crate) waker: Option<Waker>,
     /// By its number in members.
@@ -94,7 +101,7 @@ pub(crate) struct State {
     behind: BTreeSet<(u32, usize)>,
     /// The number of messages that members are owed the report of, by connection and topic. Not of
     /// those who owe it without a number.
-    pub(crate) owed: Owed,
+    pub(crate) owed: Debts,
     /// The counts of all topics that were forgotten.
     pub(crate) forgotten: TopicCounts,
     /// Subscriptions since this second began.

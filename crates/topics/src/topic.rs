@@ -169,7 +169,7 @@ impl Feed {
         Feed { shown: None, next, waker: None }
     }
 
-    /// Has the task woken by the next message, in place of the one that waited before.
+    /// Wakes the task with the next message, in place of the one that waited before.
     pub(crate) fn wake_by(&mut self, waker: &Waker) {
         if !self.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
             self.waker = Some(waker.clone());
@@ -380,7 +380,7 @@ mod tests {
         fn wake(self: Arc<Self>) {}
     }
 
-    /// Bytes of its own in front of the message.
+    /// The message behind these bytes.
     struct Named(&'static str);
 
     impl Form for Named {
