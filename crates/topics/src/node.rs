@@ -22,7 +22,7 @@ use crate::members::Member;
 use crate::options::{PublishError, Since, Slow, SubscribeError, TopicOptions};
 use crate::shared::{Answer, Letter, Shared};
 use crate::slab::Slab;
-use crate::topic::{Entry, GapLetter, Known, Topic, TopicCounts};
+use crate::topic::{Entry, GapLetter, Topic, TopicCounts, TopicNews};
 
 /// The interval of looks at topics that are not used, and at messages that are too old.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -330,8 +330,8 @@ impl Node {
     }
 
     /// Takes in what this shard lacks of what the home of a topic has.
-    fn catch_up_with(&self, state: &mut State, number: u32, known: Known) {
-        let Known { epoch, last, gaps, head, entries, .. } = known;
+    fn catch_up_with(&self, state: &mut State, number: u32, known: TopicNews) {
+        let TopicNews { epoch, last, gaps, head, entries, .. } = known;
         let Some(here) = state.topics.get(number).map(|topic| topic.log.head()) else { return };
         let is_kept = !entries.is_empty();
         for entry in entries.into_iter().filter(|entry| entry.seq >= here) {

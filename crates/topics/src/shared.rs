@@ -11,7 +11,7 @@ use crate::bridge::{Bridge, BridgeState};
 use crate::form::{Cursor, Form};
 use crate::name::is_name;
 use crate::options::{PublishError, TopicOptions};
-use crate::topic::{Entry, FORMS_MAX, GapLetter, Known};
+use crate::topic::{Entry, FORMS_MAX, GapLetter, TopicNews};
 
 /// Messages that may wait for a shard.
 const LETTERS_MAX: usize = 16_384;
@@ -34,7 +34,7 @@ pub(crate) enum Letter {
     /// From its home: what is there, before each message that follows.
     Joined {
         topic: Arc<str>,
-        known: Known,
+        known: TopicNews,
     },
     /// From its home: messages are missing.
     Gap {

@@ -110,7 +110,7 @@ impl LogEntry for StoredEntry {
 }
 
 /// The state of a topic that its home knows.
-pub(crate) struct Known {
+pub(crate) struct TopicNews {
     pub(crate) epoch: u64,
     pub(crate) last: u64,
     pub(crate) gaps: u64,
@@ -331,8 +331,8 @@ impl Topic {
     }
 
     /// Takes over what its home knows.
-    pub(crate) fn joined(&mut self, known: Known) {
-        let Known { epoch, last, gaps, head, floor, entries, count } = known;
+    pub(crate) fn joined(&mut self, known: TopicNews) {
+        let TopicNews { epoch, last, gaps, head, floor, entries, count } = known;
         self.log = Log::new(self.log.history(), head - entries.len() as u64, floor);
         entries.into_iter().for_each(|entry| self.log.push(StoredEntry::new(entry)));
         (self.epoch, self.last, self.gaps, self.is_joined, self.count) = (epoch, last, gaps, true, count);
@@ -340,8 +340,8 @@ impl Topic {
     }
 
     /// The state that other shards have to know.
-    pub(crate) fn known(&self) -> Known {
-        Known {
+    pub(crate) fn known(&self) -> TopicNews {
+        TopicNews {
             epoch: self.epoch,
             last: self.last,
             gaps: self.gaps,
