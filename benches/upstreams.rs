@@ -1,6 +1,6 @@
 //! Runs the part of a request to an upstream that is the pool's own a given number of times, for
-//! tools that count instructions: the choice of one of ten backends, taking an idle connection to it,
-//! and giving that back. `scripts/instructions` runs it under callgrind. Nothing is sent.
+//! tools that count instructions: the choice of one of ten backends, taking an idle connection to
+//! it, and giving that back. `scripts/instructions` runs it under callgrind. Nothing is sent.
 
 use std::convert::Infallible;
 use std::io;

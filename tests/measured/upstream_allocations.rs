@@ -1,5 +1,5 @@
-//! A request to an upstream whose connections are idle allocates nothing for its choice of a backend, for taking a connection and
-//! for giving it back.
+//! A request to an upstream whose connections are idle allocates nothing for its choice of a
+//! backend, for taking a connection and for giving it back.
 //!
 //! The allocator counts for the whole process, so there is one test in this file.
 

@@ -9,14 +9,7 @@ use super::words::collect;
 use super::workspace;
 
 /// Files with wider comments, below the root of the workspace. They may only become fewer.
-const WIDE: [&str; 6] = [
-    "crates/upstream/src/clients/shared/ask.rs",
-    "crates/upstream/src/clients/shared/line.rs",
-    "crates/upstream/src/pool/mod.rs",
-    "crates/upstream/src/upstream.rs",
-    "crates/upstream/src/view/mod.rs",
-    "crates/upstream/tests/shared_by_seed/main.rs",
-];
+const WIDE: [&str; 0] = [];
 
 /// A line for each line of a comment that is too wide and could be broken. Comments behind code
 /// belong to its line. Tables, code, diagrams and the addresses of links are as wide as they have

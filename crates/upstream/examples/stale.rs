@@ -3,10 +3,11 @@
 //!     cargo run --release -p ringserve-upstream --example stale -- ended 1000000
 //!     cargo run --release -p ringserve-upstream --example stale -- kept 100000 1000 40
 //!
-//! `ended`: the backend ends each connection behind its answer, and the next question comes 5 ms later, so none may be lost.
-//! `kept`: it ends connections that are idle for 1000 ms, the third argument, behind a relay that delays all by 40 ms, the fourth one,
-//! in each direction; questions come after up to twice the idle time. Those of the first minute, in which that time is learned, are
-//! counted apart.
+//! `ended`: the backend ends each connection behind its answer, and the next question comes 5 ms
+//! later, so none may be lost. `kept`: it ends connections that are idle for 1000 ms, the third
+//! argument, behind a relay that delays all by 40 ms, the fourth one, in each direction; questions
+//! come after up to twice the idle time. Those of the first minute, in which that time is learned,
+//! are counted apart.
 
 use std::cell::Cell;
 use std::convert::Infallible;

@@ -42,8 +42,9 @@ impl Backend {
         Backend { weight: weight.clamp(1, 65535), ..self }
     }
 
-    /// Its priority. Backends of the lowest number are asked while five of seven of them may be, and 0 is the default. Where fewer may be
-    /// asked, each is given as many requests as if five of seven were, and those of the next number have the others.
+    /// Its priority. Backends of the lowest number are asked while five of seven of them may be,
+    /// and 0 is the default. Where fewer may be asked, each is given as many requests as if five of
+    /// seven were, and those of the next number have the others.
     pub fn priority(self, priority: u16) -> Backend {
         Backend { priority, ..self }
     }

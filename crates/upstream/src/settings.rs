@@ -176,7 +176,8 @@ impl Retry {
     }
 }
 
-/// When a question that may be asked twice is asked of a second backend, while the first one has not answered.
+/// When a question that may be asked twice is asked of a second backend, while the first one has
+/// not answered.
 ///
 /// ```
 /// use ringserve::upstream::{Hedge, Upstream};
@@ -197,13 +198,15 @@ impl Default for Hedge {
 }
 
 impl Hedge {
-    /// The percentage of the last 1000 answers of a shard that are quicker than the time after which the second backend is asked; 50
-    /// to 99. 95 by default. Nothing is asked twice before 100 answers are known.
+    /// The percentage of the last 1000 answers of a shard that are quicker than the time after
+    /// which the second backend is asked; 50 to 99. 95 by default. Nothing is asked twice before
+    /// 100 answers are known.
     pub fn percentile(self, percent: u32) -> Hedge {
         Hedge { percentile: percent.clamp(50, 99), ..self }
     }
 
-    /// The most second questions within a second, as a percentage of the questions of the second before; 1 to 100. 5 by default.
+    /// The most second questions within a second, as a percentage of the questions of the second
+    /// before; 1 to 100. 5 by default.
     pub fn budget_of(self, percent: u32) -> Hedge {
         Hedge { budget: percent.clamp(1, 100), ..self }
     }

@@ -27,14 +27,18 @@ use crate::stats::{BackendStats, UpstreamStats};
 /// A backend that worked for this long starts with the first ejection again.
 const EJECTIONS_FORGOTTEN_AFTER: u64 = 5 * 60 * 1_000_000_000;
 
-/// A group of equal servers with one set of rules: which of them is asked, how long, how often, and what takes one out.
+/// A group of equal servers with one set of rules: which of them is asked, how long, how often, and
+/// what takes one out.
 ///
-/// It is made once, before the server, and is `Clone`, `Send` and `Sync`. Each shard makes a client from it in its factory, such as
-/// [`exclusive`](Upstream::exclusive) or [`relay`](Upstream::relay). Shards share the health of the backends, the ejections and the
-/// budget of retries; connections stay on their shard. Clones share all that too, whatever settings they were given.
+/// It is made once, before the server, and is `Clone`, `Send` and `Sync`. Each shard makes a client
+/// from it in its factory, such as [`exclusive`](Upstream::exclusive) or
+/// [`relay`](Upstream::relay). Shards share the health of the backends, the ejections and the
+/// budget of retries; connections stay on their shard. Clones share all that too, whatever settings
+/// they were given.
 ///
-/// It serves one server at a time: those that run at once need one each, since their clocks differ. A server that starts after
-/// another one ended may use the same, and its ejected backends are tried at once.
+/// It serves one server at a time: those that run at once need one each, since their clocks differ.
+/// A server that starts after another one ended may use the same, and its ejected backends are
+/// tried at once.
 ///
 /// It costs about 500 bytes for each backend, and as much again for each shard that asks it.
 #[derive(Clone)]
@@ -49,7 +53,8 @@ pub(crate) struct State {
     backends: ArcSwap<Vec<Arc<BackendState>>>,
     /// Changed with everything that decides who may be asked.
     version: AtomicU64,
-    /// Held while one of these changes: so half of the backends stay, however many shards see failures at once.
+    /// Held while one of these changes: so half of the backends stay, however many shards see
+    /// failures at once.
     changes: Mutex<()>,
     budget: Mutex<Budget>,
     /// Of second questions beside the first.
@@ -61,7 +66,8 @@ pub(crate) struct State {
     panic_told: AtomicU64,
     /// A number of this process; 0 until the first client draws it.
     pub(crate) seed: AtomicU64,
-    /// Clients of shards, and the newest time at which one of them told what it has: a clock of the server that is its.
+    /// Clients of shards, and the newest time at which one of them told what it has: a clock of the
+    /// server that is its.
     views: AtomicUsize,
     pub(crate) newest: AtomicU64,
     /// A shard runs the source of the backends.
@@ -78,7 +84,8 @@ pub(crate) struct State {
 }
 
 impl Upstream {
-    /// An upstream of these backends, with the default rules. `name` is what logs and figures call it.
+    /// An upstream of these backends, with the default rules. `name` is what logs and figures call
+    /// it.
     ///
     /// ```
     /// use ringserve::upstream::{Backend, Upstream};
@@ -117,14 +124,15 @@ impl Upstream {
         upstream
     }
 
-    /// An upstream whose backends come from a source. See [`names`](Upstream::names) and [`file`](Upstream::file) for some.
+    /// An upstream whose backends come from a source. See [`names`](Upstream::names) and
+    /// [`file`](Upstream::file) for some.
     pub fn discover(name: &str, source: impl Discover) -> Upstream {
         let none: [Backend; 0] = [];
         Upstream::new(name, none).with(|settings| settings.source = Some(Arc::new(source)))
     }
 
-    /// The fewest backends that an answer of the [source](Upstream::discover) may have; one with fewer changes nothing. 1 by default, and at
-    /// least.
+    /// The fewest backends that an answer of the [source](Upstream::discover) may have; one with
+    /// fewer changes nothing. 1 by default, and at least.
     pub fn min_backends(self, backends: usize) -> Upstream {
         self.with(|settings| settings.min_backends = backends.max(1))
     }
@@ -155,10 +163,12 @@ impl Upstream {
         self.with(|settings| settings.retry = retry)
     }
 
-    /// Asks a second backend, where the first one takes longer than most answers did, and takes the first answer: for
-    /// [idempotent](crate::Request::idempotent) questions of [`exclusive`](Upstream::exclusive), [`pipelined`](Upstream::pipelined)
-    /// and [`multiplexed`](Upstream::multiplexed) clients. The other call is dropped, which closes the connection of an exclusive
-    /// client. Off by default: it costs backends up to 5 % more requests.
+    /// Asks a second backend, where the first one takes longer than most answers did, and takes the
+    /// first answer: for [idempotent](crate::Request::idempotent) questions of
+    /// [`exclusive`](Upstream::exclusive), [`pipelined`](Upstream::pipelined) and
+    /// [`multiplexed`](Upstream::multiplexed) clients. The other call is dropped, which closes the
+    /// connection of an exclusive client. Off by default: it costs backends up to 5 % more
+    /// requests.
     pub fn hedge(self, hedge: Hedge) -> Upstream {
         *locked(&self.state.hedge_budget) = hedge.budget();
         self.with(|settings| settings.hedge = Some(hedge))
@@ -169,51 +179,58 @@ impl Upstream {
         self.with(|settings| settings.answer_timeout = time)
     }
 
-    /// Sets the time until a connection is usable, with the look-up of a name and TLS. 2 s by default;
-    /// [`ServerLimits::connect_timeout`](ringserve_server::limits::ServerLimits::connect_timeout) holds too.
+    /// Sets the time until a connection is usable, with the look-up of a name and TLS. 2 s by
+    /// default;
+    /// [`ServerLimits::connect_timeout`](ringserve_server::limits::ServerLimits::connect_timeout)
+    /// holds too.
     pub fn connect_timeout(self, time: Duration) -> Upstream {
         self.with(|settings| settings.connect_timeout = time)
     }
 
-    /// Puts a backend that fails out of the choice, for 5 s at first: after 5 failures in a row, or when less than 80 % of at least 20
-    /// requests of the last 10 s succeeded. On by default. Never more than half of the backends are out for this, and never the only
-    /// one. Then one request tries it: if that succeeds the backend is back, with its share in steps over 30 s.
+    /// Puts a backend that fails out of the choice, for 5 s at first: after 5 failures in a row, or
+    /// when less than 80 % of at least 20 requests of the last 10 s succeeded. On by default. Never
+    /// more than half of the backends are out for this, and never the only one. Then one request
+    /// tries it: if that succeeds the backend is back, with its share in steps over 30 s.
     pub fn ejection(self, is_on: bool) -> Upstream {
         self.with(|settings| settings.ejection = is_on)
     }
 
-    /// The percentage of backends below which all but the drained ones are asked, whatever their checks and failures say: what few are
-    /// left would drown. 50 by default; 0 is off.
+    /// The percentage of backends below which all but the drained ones are asked, whatever their
+    /// checks and failures say: what few are left would drown. 50 by default; 0 is off.
     pub fn panic_below(self, percent: u32) -> Upstream {
         self.with(|settings| settings.panic_below = percent.min(100))
     }
 
-    /// Limits of each connection, such as an idle timeout of a relay: by default a backend may be silent for ever. Limits that
-    /// contradict those of the server are the error of each connection.
+    /// Limits of each connection, such as an idle timeout of a relay: by default a backend may be
+    /// silent for ever. Limits that contradict those of the server are the error of each
+    /// connection.
     pub fn connection_limits(self, limits: ConnLimits) -> Upstream {
         self.with(|settings| settings.connection_limits = Some(limits))
     }
 
-    /// The zone of this process. Backends of the [same zone](Backend::zone) are asked before the others of their
-    /// [priority](Backend::priority), as those of a lower number are. Without it zones are ignored.
+    /// The zone of this process. Backends of the [same zone](Backend::zone) are asked before the
+    /// others of their [priority](Backend::priority), as those of a lower number are. Without it
+    /// zones are ignored.
     pub fn zone(self, zone: &str) -> Upstream {
         self.with(|settings| settings.zone = Some(zone.into()))
     }
 
-    /// Has each shard ask a part of the backends where there are more than 32: twice as many as a shard's equal share, and 16 at
-    /// least. So connections do not multiply with shards. Where none of them may be asked, it asks the others. On by default;
-    /// relays, [`Balance::Least`] and requests with a key ask all.
+    /// Has each shard ask a part of the backends where there are more than 32: twice as many as a
+    /// shard's equal share, and 16 at least. So connections do not multiply with shards. Where none
+    /// of them may be asked, it asks the others. On by default; relays, [`Balance::Least`] and
+    /// requests with a key ask all.
     pub fn subset(self, is_on: bool) -> Upstream {
         self.with(|settings| settings.has_subset = is_on)
     }
 
-    /// Begins each connection with a PROXY header: of the client for a [relay](Upstream::relay), else one that says that the connection
-    /// is this server's.
+    /// Begins each connection with a PROXY header: of the client for a [relay](Upstream::relay),
+    /// else one that says that the connection is this server's.
     pub fn send_proxy(self, version: SendProxy) -> Upstream {
         self.with(|settings| settings.send_proxy = Some(version))
     }
 
-    /// Puts a transport below each connection, such as that of a `TlsClient`, which `make` makes for a backend.
+    /// Puts a transport below each connection, such as that of a `TlsClient`, which `make` makes
+    /// for a backend.
     ///
     /// ```no_run
     /// # use std::io;
@@ -245,9 +262,10 @@ impl Upstream {
         &self.state
     }
 
-    /// Replaces the backends, from any thread. One that stays keeps what is known of it, also where its weight changes. One that is
-    /// left out gets no further request: its idle connections are closed, and what is in flight ends by itself. Of several with one
-    /// destination the first one counts.
+    /// Replaces the backends, from any thread. One that stays keeps what is known of it, also where
+    /// its weight changes. One that is left out gets no further request: its idle connections are
+    /// closed, and what is in flight ends by itself. Of several with one destination the first one
+    /// counts.
     pub fn set_backends<B: Into<Backend>>(&self, backends: impl IntoIterator<Item = B>) {
         let _held = locked(&self.state.changes);
         let old = self.state.backends.load();
@@ -277,7 +295,8 @@ impl Upstream {
         self.state.changed();
     }
 
-    /// The source found these, or failed. An error, or too few of them, changes nothing, and has a line once.
+    /// The source found these, or failed. An error, or too few of them, changes nothing, and has a
+    /// line once.
     pub(crate) fn found(&self, backends: io::Result<Vec<Backend>>) {
         let state = &self.state;
         let backends = match backends {
@@ -322,8 +341,8 @@ impl Upstream {
         self.settings.source.is_some() && is_unanswered
     }
 
-    /// Takes a backend out of the choice, by its [name](Backend::name): what is in flight there ends by itself. False if there is none
-    /// with this name.
+    /// Takes a backend out of the choice, by its [name](Backend::name): what is in flight there
+    /// ends by itself. False if there is none with this name.
     pub fn drain(&self, backend: &str) -> bool {
         self.set_drained(backend, true)
     }
@@ -343,8 +362,9 @@ impl Upstream {
         found.is_some()
     }
 
-    /// Takes a backend that does not resolve or answer out of the choice until its checks find it: for the start, where what is known
-    /// is better than nothing. False if there is none with this name.
+    /// Takes a backend that does not resolve or answer out of the choice until its checks find it:
+    /// for the start, where what is known is better than nothing. False if there is none with this
+    /// name.
     pub fn mark_down(&self, backend: &str) -> bool {
         let _held = locked(&self.state.changes);
         let found = self.state.backends().iter().find(|state| state.backend.name() == backend).cloned();
@@ -355,8 +375,8 @@ impl Upstream {
         found.is_some()
     }
 
-    /// What there is and what happened. Requests in flight and successes are told by the shards about
-    /// once a millisecond while requests come, and else once a second.
+    /// What there is and what happened. Requests in flight and successes are told by the shards
+    /// about once a millisecond while requests come, and else once a second.
     pub fn stats(&self) -> UpstreamStats {
         let backends = self.state.backends();
         UpstreamStats {
@@ -412,7 +432,8 @@ impl State {
         backends.iter().all(is_known) && known.iter().all(is_given)
     }
 
-    /// A client was made, at this time of its server. What an earlier server noted by its own clock, which began earlier, is forgotten.
+    /// A client was made, at this time of its server. What an earlier server noted by its own
+    /// clock, which began earlier, is forgotten.
     pub(crate) fn is_viewed(&self, now: u64) {
         let held = locked(&self.changes);
         let others = self.views.fetch_add(1, Relaxed);
@@ -506,7 +527,8 @@ impl State {
         }
     }
 
-    /// Notes that a request failed which says something of the backend. Ejects the backend if that is enough.
+    /// Notes that a request failed which says something of the backend. Ejects the backend if that
+    /// is enough.
     pub(crate) fn failed(&self, of: &BackendState, now: u64, random: u64) {
         of.counts.failures.fetch_add(1, Relaxed);
         // What was in flight when it was ejected is over and done with.
@@ -560,7 +582,8 @@ impl State {
         warn!("upstream {}: {name} fails, and is not asked for {time:?}", self.name);
     }
 
-    /// Ends the trial of an ejected backend: it is back, or out for longer. `None` if the request said nothing of it.
+    /// Ends the trial of an ejected backend: it is back, or out for longer. `None` if the request
+    /// said nothing of it.
     pub(crate) fn tried(&self, of: &BackendState, works: Option<bool>, now: u64, random: u64) {
         let held = locked(&self.changes);
         of.is_tried.store(false, Relaxed);

@@ -393,9 +393,10 @@ impl<F> Server<F> {
     }
 
     /// Sets options of sockets to upstreams, which are checked at the start. By default they are
-    /// those of the first service, with probes of silent peers after 15 s, 5 s apart, three of them,
-    /// and a [`user_timeout`](field@SocketOptions::user_timeout) of 30 s, where that service has the
-    /// defaults: so an upstream that vanished without a FIN is noticed within half a minute.
+    /// those of the first service, with probes of silent peers after 15 s, 5 s apart, three of
+    /// them, and a [`user_timeout`](field@SocketOptions::user_timeout) of 30 s, where that service
+    /// has the defaults: so an upstream that vanished without a FIN is noticed within half a
+    /// minute.
     pub fn upstream_sockets(mut self, sockets: SocketOptions) -> Server<F> {
         self.config.upstream_sockets = Some(sockets);
         self

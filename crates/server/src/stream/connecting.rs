@@ -35,18 +35,18 @@ impl Shard {
     /// `"db.internal:5432"`, or a Unix socket ([`Address::unix`], or `"unix:/run/db.sock"`). A name
     /// is resolved by `getaddrinfo` on a thread apart from the shards
     /// ([`spawn_blocking`](Shard::spawn_blocking)), for each connection, without a cache other than
-    /// the system's. Its addresses are tried in the order of the look-up, IPv6 and IPv4 in turn: the
-    /// next one where one fails, or after 250 ms beside it, and the first connection is taken. Until
-    /// then each attempt counts as an upstream.
+    /// the system's. Its addresses are tried in the order of the look-up, IPv6 and IPv4 in turn:
+    /// the next one where one fails, or after 250 ms beside it, and the first connection is taken.
+    /// Until then each attempt counts as an upstream.
     /// [`ServerLimits::connect_timeout`](crate::limits::ServerLimits::connect_timeout) bounds all
     /// of this together. A look-up that is given up runs to its end on its thread.
     ///
     /// Socket options are those of
-    /// [`Server::upstream_sockets`](crate::Server::upstream_sockets). Of the [`Limits`](crate::Limits) those on
-    /// outboxes, `inbox_bytes_high`, `write_stall_timeout`, `write_bytes_per_second_min` and
-    /// `linger_timeout` hold for each upstream, with separate counters, and `held_bytes_max` for
-    /// all connections of the shard together. An upstream may be silent without a limit, unless
-    /// [`Connecting::limits`] sets one.
+    /// [`Server::upstream_sockets`](crate::Server::upstream_sockets). Of the
+    /// [`Limits`](crate::Limits) those on outboxes, `inbox_bytes_high`, `write_stall_timeout`,
+    /// `write_bytes_per_second_min` and `linger_timeout` hold for each upstream, with separate
+    /// counters, and `held_bytes_max` for all connections of the shard together. An upstream may be
+    /// silent without a limit, unless [`Connecting::limits`] sets one.
     ///
     /// When the server shuts down, connections to upstreams stay until the last accepted connection
     /// is closed; then their queued bytes leave, and they are closed.
@@ -237,8 +237,9 @@ impl Connecting {
     }
 
     /// Gives the connection separate limits once it is made, such as an idle timeout or a deadline:
-    /// by default an upstream may be silent for ever. Set them before the first poll; afterwards the
-    /// future fails with `InvalidInput`, as it does for limits that contradict those of the server.
+    /// by default an upstream may be silent for ever. Set them before the first poll; afterwards
+    /// the future fails with `InvalidInput`, as it does for limits that contradict those of the
+    /// server.
     pub fn limits(mut self, limits: ConnLimits) -> Connecting {
         self.limits = Some(Box::new(limits));
         self.expire_if_begun()

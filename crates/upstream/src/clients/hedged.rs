@@ -29,7 +29,8 @@ impl<P> Visits<P> {
     }
 }
 
-/// Waits for the first of two, of which the second one begins after the delay, if the budget has one left. The other one is dropped.
+/// Waits for the first of two, of which the second one begins after the delay, if the budget has
+/// one left. The other one is dropped.
 pub(super) async fn hedged<P: Part, T>(
     view: &View<P>,
     delay: u64,

@@ -1,10 +1,12 @@
-//! Levels of backends: those of the first one are asked while enough of them may be, and of the next one the rest.
+//! Levels of backends: those of the first one are asked while enough of them may be, and of the
+//! next one the rest.
 
-/// A level is enough for all requests while this times the part of it that may be asked is at least 1: five of seven.
+/// A level is enough for all requests while this times the part of it that may be asked is at least
+/// 1: five of seven.
 const OVER: f64 = 1.4;
 
-/// The part of all requests that each level gets, of its backends that may be asked and all of its backends. The parts add up to 1,
-/// unless no level has any.
+/// The part of all requests that each level gets, of its backends that may be asked and all of its
+/// backends. The parts add up to 1, unless no level has any.
 pub(crate) fn parts(levels: &[(usize, usize)]) -> Vec<f64> {
     let mut left = 1.0;
     let mut parts: Vec<f64> = levels

@@ -1,4 +1,5 @@
-//! The backends that a shard asks where there are many: a window of them, so that connections do not multiply with shards.
+//! The backends that a shard asks where there are many: a window of them, so that connections do
+//! not multiply with shards.
 
 /// Up to as many backends each shard asks all.
 const ALL_UP_TO: usize = 32;

@@ -1,4 +1,5 @@
-//! The connections of a shard to the backends of an upstream: idle ones, lent ones, and calls that wait for one.
+//! The connections of a shard to the backends of an upstream: idle ones, lent ones, and calls that
+//! wait for one.
 //!
 //! ```text
 //!   take ──▶ the newest idle one, if nothing happened on it ────────────────────────────┐
@@ -8,8 +9,9 @@
 //!                       └── or else to the top of the idle ones, which the keeper watches ◀──────────────────────────────┘
 //! ```
 //!
-//! A call that waits has a connection made for it, and takes whichever comes first. The keeper is a task that reads on all idle
-//! connections: the end of one is known at once, and when it came teaches how long the backend keeps them.
+//! A call that waits has a connection made for it, and takes whichever comes first. The keeper is a
+//! task that reads on all idle connections: the end of one is known at once, and when it came
+//! teaches how long the backend keeps them.
 
 mod keeper;
 mod wait;
@@ -32,10 +34,12 @@ use wait::{Waiter, Waiting};
 
 /// A connection that a pool may keep between two requests.
 ///
-/// A pool reads on its idle connections, so that the end of one is known when it comes and not when it is asked for.
+/// A pool reads on its idle connections, so that the end of one is known when it comes and not when
+/// it is asked for.
 pub trait Connection: 'static {
-    /// Ready if the connection may not be used for another request: it ended, or something is left on it or came on it that
-    /// belongs to no request. Pending while it is idle and open; then the last task that polled is woken once that changes.
+    /// Ready if the connection may not be used for another request: it ended, or something is left
+    /// on it or came on it that belongs to no request. Pending while it is idle and open; then the
+    /// last task that polled is woken once that changes.
     ///
     /// The pool polls it when it is given back, while it is idle, and before it is lent again.
     fn poll_idle(&mut self, task: &mut Context<'_>) -> Poll<IdleEvent>;
@@ -45,7 +49,8 @@ pub trait Connection: 'static {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdleEvent {
-    /// It ended, or its end was announced. How long it was idle teaches the pool how long the backend keeps connections.
+    /// It ended, or its end was announced. How long it was idle teaches the pool how long the
+    /// backend keeps connections.
     Ended,
     /// Something came that answers no request: what comes next may be the answer to another one.
     Stray,
@@ -107,7 +112,8 @@ impl<C: Connection> Part for Pool<C> {
     }
 }
 
-/// A backend may send what no question asked for on every connection: the counter has all of them, the log a line a second.
+/// A backend may send what no question asked for on every connection: the counter has all of them,
+/// the log a line a second.
 const WARNS_EACH: u64 = 1_000_000_000;
 
 /// One that is counted until it is dropped.
@@ -168,7 +174,8 @@ impl<C: Connection> Pools<C> {
         &self.view.upstream.settings().pool
     }
 
-    /// Takes a connection to this backend; a new one, or one that was just used, if it has to be `fresh`.
+    /// Takes a connection to this backend; a new one, or one that was just used, if it has to be
+    /// `fresh`.
     pub(crate) async fn take(
         self: &Rc<Pools<C>>,
         member: &Rc<Member<Pool<C>>>,
@@ -198,7 +205,8 @@ impl<C: Connection> Pools<C> {
         Some(Lent { kept: Some(kept), pools: self.clone(), member: member.clone() })
     }
 
-    /// True if a call waits for this backend, and none that waited was given a connection for too long.
+    /// True if a call waits for this backend, and none that waited was given a connection for too
+    /// long.
     fn is_stuck(&self, member: &Member<Pool<C>>) -> bool {
         let pool = &member.part;
         let waits = self.view.now().saturating_sub(pool.stuck_since.get());
@@ -212,7 +220,8 @@ impl<C: Connection> Pools<C> {
             let mut kept = pool.idle.borrow_mut().pop()?;
             let idle = now.saturating_sub(kept.idle_since);
             if idle >= pool.learned.borrow().lent_until() {
-                // It stays until the backend ends it, so that learning goes on. The others are older.
+                // It stays until the backend ends it, so that learning goes on. The others are
+                // older.
                 pool.idle.borrow_mut().push(kept);
                 return None;
             }
@@ -436,7 +445,8 @@ impl<C: Connection> Lent<C> {
         self.kept.as_ref().is_some_and(|kept| kept.was_idle || kept.uses > 0)
     }
 
-    /// Gives it back for the next call, if nothing is left on it: what is may be the answer to another question.
+    /// Gives it back for the next call, if nothing is left on it: what is may be the answer to
+    /// another question.
     pub(crate) fn give_back(mut self, now: u64) {
         let Some(mut kept) = self.kept.take() else { return };
         let (pools, member) = (&self.pools, &self.member);

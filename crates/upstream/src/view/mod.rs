@@ -24,8 +24,8 @@ use crate::policy::{p2c, part_of};
 use crate::settings::Balance;
 use crate::upstream::Upstream;
 
-/// Nanoseconds between two times that a shard tells what it has in flight, and looks at what the others have. Of totals this old
-/// balancing gets what it gets of exact ones.
+/// Nanoseconds between two times that a shard tells what it has in flight, and looks at what the
+/// others have. Of totals this old balancing gets what it gets of exact ones.
 const TOLD_EACH: u64 = 1_000_000;
 
 /// The time after which a call looks again whether the first answer of a source is there.
@@ -181,7 +181,8 @@ impl<P: Part> View<P> {
         member.state.standing(self.now()) == Standing::Usable
     }
 
-    /// Nanoseconds after which a question that may be asked twice is asked of a second backend. `None` if it is not.
+    /// Nanoseconds after which a question that may be asked twice is asked of a second backend.
+    /// `None` if it is not.
     pub(crate) fn hedge_delay(&self) -> Option<u64> {
         self.upstream.settings().hedge.as_ref()?;
         self.times.borrow().delay()
@@ -232,7 +233,8 @@ impl<P: Part> View<P> {
         }
         *self.usable.borrow_mut() = Usable::of(&members, version, now, &self.rules());
         drop(members);
-        // Connections of backends that left end here, also where a call still holds one of them. Their drop may look at the view.
+        // Connections of backends that left end here, also where a call still holds one of them.
+        // Their drop may look at the view.
         old.iter()
             .filter(|member| member.state.is_gone.load(Relaxed))
             .for_each(|member| member.part.leaves());
@@ -251,7 +253,8 @@ impl<P: Part> View<P> {
         }
     }
 
-    /// Waits until the source of the backends answered for the first time, or failed, or as long as a call may wait for a connection.
+    /// Waits until the source of the backends answered for the first time, or failed, or as long as
+    /// a call may wait for a connection.
     pub(crate) async fn is_resolved(&self, until: u64) {
         if !self.upstream.is_unresolved() {
             return;
@@ -335,7 +338,8 @@ impl<P: Part> View<P> {
         Some(Choice::new(self, member, now, false, false))
     }
 
-    /// Chooses the backend of a key, or where that may not be asked the next one of the key, so that equal keys meet.
+    /// Chooses the backend of a key, or where that may not be asked the next one of the key, so
+    /// that equal keys meet.
     pub(crate) fn choose_by_key(
         self: &Rc<View<P>>,
         now: u64,
@@ -380,7 +384,8 @@ impl<P: Part> View<P> {
         Choice::new(self, member, now, false, self.is_exact())
     }
 
-    /// A backend that is ejected, where no other one may be asked: what fails now and then is better than none.
+    /// A backend that is ejected, where no other one may be asked: what fails now and then is
+    /// better than none.
     fn last_resort(
         self: &Rc<View<P>>,
         members: &[Rc<Member<P>>],
@@ -425,8 +430,8 @@ impl<P: Part> View<P> {
         &members[usable.in_turn(among, turn)]
     }
 
-    /// Takes a place at the backend with the fewest in flight for its weight. Among equals chance decides, by weight: with short
-    /// connections all counts are usually 0.
+    /// Takes a place at the backend with the fewest in flight for its weight. Among equals chance
+    /// decides, by weight: with short connections all counts are usually 0.
     fn least(
         self: &Rc<View<P>>,
         members: &[Rc<Member<P>>],

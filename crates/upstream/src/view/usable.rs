@@ -39,7 +39,8 @@ pub(super) struct Usable {
     median: Cell<(f64, u64)>,
 }
 
-/// The levels of the backends, by priority and zone, and the part of the requests that each gets. Without any there is one.
+/// The levels of the backends, by priority and zone, and the part of the requests that each gets.
+/// Without any there is one.
 #[derive(Default)]
 struct Levels {
     /// By index of the backend.
@@ -89,7 +90,8 @@ impl Levels {
     }
 }
 
-/// Which backends are in the window of this shard, by index. Shards and processes have other windows.
+/// Which backends are in the window of this shard, by index. Shards and processes have other
+/// windows.
 fn near<P>(members: &[Rc<Member<P>>], (shard, shards, seed): (usize, usize, u64)) -> Vec<bool> {
     let window = subset::window(members.len(), shard, shards);
     let hashed = |member: &Rc<Member<P>>| hash(member.state.backend.name().as_bytes()) ^ seed;
@@ -107,7 +109,8 @@ pub(super) struct Rules<'a> {
     pub(super) panic_below: u32,
     /// The zone of this process.
     pub(super) zone: Option<&'a str>,
-    /// The shard, how many there are, and a number that is the process's own: where each shard asks its part of many backends.
+    /// The shard, how many there are, and a number that is the process's own: where each shard asks
+    /// its part of many backends.
     pub(super) subset: Option<(usize, usize, u64)>,
 }
 

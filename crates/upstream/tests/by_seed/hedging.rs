@@ -5,7 +5,8 @@ use ringserve::upstream::{Balance, Hedge};
 
 use super::*;
 
-/// A client that asks one question after the other. Returns how many of its answers took longer than half a second.
+/// A client that asks one question after the other. Returns how many of its answers took longer
+/// than half a second.
 fn asks_on(sim: &Sim, name: &str, kind: &'static str, questions: u32) -> Rc<Cell<u32>> {
     let (late, name) = (Rc::new(Cell::new(0)), name.to_owned());
     let count = late.clone();
@@ -21,7 +22,8 @@ fn asks_on(sim: &Sim, name: &str, kind: &'static str, questions: u32) -> Rc<Cell
     late
 }
 
-/// A front that has learned how long its backends take, of which one becomes slow then. Returns how many were asked twice so far.
+/// A front that has learned how long its backends take, of which one becomes slow then. Returns how
+/// many were asked twice so far.
 fn slowed(sim: &Sim, upstream: &Upstream) -> (Vec<Rc<Backend>>, u64) {
     let backends = backends(sim, 3);
     backends.iter().for_each(|backend| backend.mode.set(Mode::Slow(SECOND / 100)));

@@ -1,4 +1,5 @@
-//! Clients whose calls share connections, on whole servers by seed, before backends that are slow, lie, end and come back.
+//! Clients whose calls share connections, on whole servers by seed, before backends that are slow,
+//! lie, end and come back.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -86,8 +87,8 @@ struct Backend {
     is_silent: Cell<bool>,
     ends_idle: Cell<bool>,
     slow: Cell<bool>,
-    /// One question at a time is asked, so that an answer too many is one to no question. Between two others it looks like the answer to the
-    /// next one, without ids.
+    /// One question at a time is asked, so that an answer too many is one to no question. Between
+    /// two others it looks like the answer to the next one, without ids.
     is_asked_alone: Cell<bool>,
     answers_twice: Cell<bool>,
     accepted: Cell<usize>,

@@ -1,11 +1,12 @@
-//! Speaks lines with its clients, and asks servers of `example-rpc` for them: the calls of all clients share a few connections, and
-//! their ids tell which reply is whose.
+//! Speaks lines with its clients, and asks servers of `example-rpc` for them: the calls of all
+//! clients share a few connections, and their ids tell which reply is whose.
 //!
 //!     cargo run --release -p example-rpc --bin example-rpc-front -- --server 127.0.0.1:7000 --token secret
 //!     printf '{"method": "get", "key": "greeting"}\n' | nc -N 127.0.0.1 7001
 //!
-//! A line is a call without an id, and so is the line that answers it; answers come in the order of the calls. Calls that read may be
-//! sent twice where a connection is lost. Several servers have to share a database.
+//! A line is a call without an id, and so is the line that answers it; answers come in the order of
+//! the calls. Calls that read may be sent twice where a connection is lost. Several servers have to
+//! share a database.
 
 use std::convert::Infallible;
 use std::error::Error;

@@ -467,7 +467,8 @@ enum Broken {
 }
 
 impl Broken {
-    /// Whether it counts against the backend: what happened once counts once, whatever calls it ended.
+    /// Whether it counts against the backend: what happened once counts once, whatever calls it
+    /// ended.
     fn is_failure(&self, is_to_blame: bool) -> bool {
         match self {
             Broken::NotConnected { error, is_first } => *is_first && !is_local_failure(error),
@@ -495,7 +496,8 @@ struct Tries<F: Framing> {
     /// The backends where the question is or was, for a second one beside it; this is one.
     visited: Option<Rc<Visits<Lines<F>>>>,
     is_beside: bool,
-    /// A backend where a connection was dead that had been used before: another one may do, if no other backend is left.
+    /// A backend where a connection was dead that had been used before: another one may do, if no
+    /// other backend is left.
     stale: Option<Rc<Member<Lines<F>>>>,
     /// Those that may have reached a backend.
     sent: u32,

@@ -21,8 +21,8 @@ use crate::backend::BackendState;
 /// The time between two checks of a connection that is idle, old, or owes answers.
 const LOOKS_EACH: Duration = Duration::from_secs(1);
 
-/// Questions that were given up and have no answer, until the connection is given up too: each holds a place, and a backend that
-/// answers none of 64 does not answer.
+/// Questions that were given up and have no answer, until the connection is given up too: each
+/// holds a place, and a backend that answers none of 64 does not answer.
 pub(crate) const ABANDONED_MAX: usize = 64;
 
 /// Finds the id of an answer.
@@ -44,12 +44,14 @@ pub(crate) struct Line<F: Framing> {
     writer: FramedWriter<F>,
     slots: RefCell<Slots<Frame>>,
     ages: Ages,
-    /// Bytes of all questions, as they count in [`Stream::unsent_bytes`](ringserve_server::Stream::unsent_bytes).
+    /// Bytes of all questions, as they count in
+    /// [`Stream::unsent_bytes`](ringserve_server::Stream::unsent_bytes).
     queued: Cell<u64>,
     heard_at: Cell<u64>,
     used_at: Cell<u64>,
     is_used: Cell<bool>,
-    /// It was idle, and nothing was heard since: the backend may have ended it before it received a question.
+    /// It was idle, and nothing was heard since: the backend may have ended it before it received a
+    /// question.
     is_unproven: Cell<bool>,
     /// Its end counted against the backend. It is one failure, whatever was under way.
     is_blamed: Cell<bool>,
@@ -182,7 +184,8 @@ impl<F: Framing> Line<F> {
         fate.map_or(Poll::Pending, Poll::Ready)
     }
 
-    /// Gives a question up. Where its time was over and nothing was heard meanwhile the connection is not trusted with another one.
+    /// Gives a question up. Where its time was over and nothing was heard meanwhile the connection
+    /// is not trusted with another one.
     pub(crate) fn abandon(&self, place: u32, asked_at: u64, until: u64) {
         let mut slots = self.slots.borrow_mut();
         slots.abandon(place);
@@ -212,7 +215,8 @@ impl<F: Framing> Line<F> {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Retires a connection that is idle for too long, too old, or owes an answer for too long, or whose backend left.
+    /// Retires a connection that is idle for too long, too old, or owes an answer for too long, or
+    /// whose backend left.
     fn look(&self) {
         let now = self.shard.now().as_nanos();
         let owes = self.slots.borrow().oldest_abandoned();

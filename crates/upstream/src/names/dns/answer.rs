@@ -43,7 +43,8 @@ pub(super) fn ttl(lookup: &Lookup, now: Instant) -> Duration {
     of_records.min(lookup.valid_until().saturating_duration_since(now))
 }
 
-/// The addresses of an answer, each once; those of IPv6 only if they can be reached, or there is nothing else.
+/// The addresses of an answer, each once; those of IPv6 only if they can be reached, or there is
+/// nothing else.
 pub(super) fn addresses(found: impl Iterator<Item = IpAddr>, has_ipv6: bool) -> Vec<IpAddr> {
     let mut seen = BTreeSet::new();
     let mut all: Vec<IpAddr> = found.filter(|ip| seen.insert(*ip)).collect();

@@ -1,6 +1,7 @@
 //! Backends that are found by DNS itself: addresses with their TTLs, and SRV records.
 // May use: the sources of backends. Begin with: `Dns`.
-// `thread` asks name servers, `answer` reads what they say. Nothing here runs on a shard but `Discover::run`.
+// `thread` asks name servers, `answer` reads what they say. Nothing here runs on a shard but
+// `Discover::run`.
 
 mod answer;
 mod thread;
@@ -23,11 +24,13 @@ use crate::upstream::Upstream;
 /// The configuration of the host's resolver.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 
-/// A name whose backends are found by DNS itself, and looked up again when their TTL is over. It comes with the feature `dns`.
+/// A name whose backends are found by DNS itself, and looked up again when their TTL is over. It
+/// comes with the feature `dns`.
 ///
-/// Name servers are asked by hickory-resolver, over UDP and TCP, on one thread of the process that serves all upstreams. It reads
-/// `/etc/resolv.conf` and `/etc/hosts` for each look-up, so that a change of either needs no restart. In a simulation it asks name
-/// servers of the real network: take [`Names`] there.
+/// Name servers are asked by hickory-resolver, over UDP and TCP, on one thread of the process that
+/// serves all upstreams. It reads `/etc/resolv.conf` and `/etc/hosts` for each look-up, so that a
+/// change of either needs no restart. In a simulation it asks name servers of the real network:
+/// take [`Names`] there.
 ///
 /// ```
 /// use ringserve::upstream::{Dns, Upstream};
@@ -74,20 +77,22 @@ impl Dns {
         }
     }
 
-    /// The addresses of a name with a port, such as `"db.internal:5432"`. Where this host has no route to IPv6 those are left out, if
-    /// there are others.
+    /// The addresses of a name with a port, such as `"db.internal:5432"`. Where this host has no
+    /// route to IPv6 those are left out, if there are others.
     pub fn addresses(name: &str) -> Dns {
         Dns::new(DnsQuery::Addresses(name.into()))
     }
 
-    /// The SRV records of a service, such as `"_api._tcp.internal"`: each address of a target is a backend with the record's port,
-    /// [weight](Backend::weight) and [priority](Backend::priority), and the target as its [host](Backend::host). A weight of 0 is 1.
-    /// At most 256 records are used.
+    /// The SRV records of a service, such as `"_api._tcp.internal"`: each address of a target is a
+    /// backend with the record's port, [weight](Backend::weight) and [priority](Backend::priority),
+    /// and the target as its [host](Backend::host). A weight of 0 is 1. At most 256 records are
+    /// used.
     pub fn services(name: &str) -> Dns {
         Dns::new(DnsQuery::Services(name.into()))
     }
 
-    /// Asks this name server, in place of those of `/etc/resolv.conf`. Called again it adds another one.
+    /// Asks this name server, in place of those of `/etc/resolv.conf`. Called again it adds another
+    /// one.
     pub fn server(mut self, addr: SocketAddr) -> Dns {
         match &mut self.servers {
             Servers::These(servers) => servers.push(addr),
@@ -101,8 +106,8 @@ impl Dns {
         Dns { servers: Servers::File(path.as_ref().to_owned()), ..self }
     }
 
-    /// The bounds between which a TTL is believed: 5 s and 1 h by default, `min` at least 100 ms. Of several records the shortest
-    /// TTL counts.
+    /// The bounds between which a TTL is believed: 5 s and 1 h by default, `min` at least 100 ms.
+    /// Of several records the shortest TTL counts.
     pub fn ttl_between(self, min: Duration, max: Duration) -> Dns {
         let ttl_min = min.max(Duration::from_millis(100));
         Dns { ttl_min, ttl_max: max.max(ttl_min), ..self }
@@ -110,9 +115,10 @@ impl Dns {
 }
 
 impl Upstream {
-    /// An upstream whose backends are the SRV records of a service, such as `"_api._tcp.internal"`. They are looked up in the
-    /// background, whenever their TTL is over: a backend that a new answer has is asked within a second, and one that it does not have
-    /// gets no further request. See [`Dns::services`]. A look-up that fails, or has no records, changes nothing.
+    /// An upstream whose backends are the SRV records of a service, such as `"_api._tcp.internal"`.
+    /// They are looked up in the background, whenever their TTL is over: a backend that a new
+    /// answer has is asked within a second, and one that it does not have gets no further request.
+    /// See [`Dns::services`]. A look-up that fails, or has no records, changes nothing.
     ///
     /// A file `/etc/resolv.conf` that cannot be used is the error of the look-up, and is logged.
     pub fn srv(name: &str, service: &str) -> Upstream {

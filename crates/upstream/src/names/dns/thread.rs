@@ -108,7 +108,8 @@ async fn find(wanted: &DnsQuery, servers: &Servers) -> Result<Answer, Failure> {
     .map_err(Failure::Lookup)
 }
 
-/// A resolver for one look-up: so the files of the host are read each time, and nothing is kept for longer than its TTL.
+/// A resolver for one look-up: so the files of the host are read each time, and nothing is kept for
+/// longer than its TTL.
 fn resolver(servers: &Servers) -> io::Result<TokioResolver> {
     let (config, mut options) = match servers {
         Servers::File(path) => read(path)?,
@@ -148,7 +149,8 @@ async fn addresses_of(resolver: &TokioResolver, name: &str) -> io::Result<Answer
     Ok(Answer { backends, ttl: ttl(found.as_lookup(), now()) })
 }
 
-/// A target without an address is passed over; one that cannot be looked up fails the answer, or its backends would seem to be gone.
+/// A target without an address is passed over; one that cannot be looked up fails the answer, or
+/// its backends would seem to be gone.
 async fn services_of(resolver: &TokioResolver, name: &str) -> io::Result<Answer> {
     let found = resolver.lookup(name, RecordType::SRV).await.map_err(|error| failed(name, &error))?;
     let mut answer = Answer { backends: Vec::new(), ttl: ttl(&found, now()) };
