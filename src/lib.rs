@@ -47,7 +47,8 @@
 //!
 //! # Modules
 //!
-//! The names of the first program are at the root; everything else is in the module of its subject.
+//! Fourteen names are at the root: those of the first program, [`Limits`], and the handles and
+//! errors that most programs meet. Everything else is in the module of its subject.
 //! A module with a star needs the cargo feature of its name.
 //!
 //! **Write a service**
@@ -55,8 +56,8 @@
 //! | | |
 //! |---|---|
 //! | [`service`] | how connections open, close and fail; kinds of services |
-//! | [`framing`] | bytes to frames, and replies to bytes |
-//! | [`handle`] | connections reached from outside of their calls |
+//! | [`framing`] | bytes to frames, and replies to bytes (`ReplyWriter`) |
+//! | [`handle`] | connections reached from outside of their calls (`LocalHandle`, `PushError`) |
 //! | [`task`], [`time`] | tasks, blocking calls, timers |
 //! | [`sync`], [`scatter`] | messages between shards; requests over several shards |
 //! | [`net`] | addresses, connections to other servers, copying between streams |
