@@ -82,7 +82,7 @@
 //! | `resp`\*, `redis`\* | the protocol of Redis for servers; a client |
 //! | [`topics`] | publish and subscribe, with history |
 //! | `upstream`\* | pools of connections, balancing, health, retries |
-//! | `codec`\*, `tower`\* | codecs of tokio-util, services of tower |
+//! | `codec`, `tower`\* | codecs of tokio-util (feature `tokio`), services of tower |
 //!
 //! **Operate and test**
 //!
@@ -101,10 +101,9 @@
 //!
 //! | | |
 //! |---|---|
-//! | `sync` | channels and locks of tokio's, in [`sync`] |
 //! | `dns` | backends of `upstream` by DNS: TTLs and SRV records |
 //! | `tls-ring`, `tls-graviola`, `tls-aws-lc-rs` | `tls` with that cryptography |
-//! | `tokio` | [`Stream`] is tokio's `AsyncRead` and `AsyncWrite` |
+//! | `tokio` | [`Stream`] as tokio's `AsyncRead` and `AsyncWrite`; its channels in [`sync`]; the module `codec` |
 //! | `websocket-deflate` | compressed messages |
 //! | `runtime-tokio`, `runtime-tokio-uring` | shards inside a runtime of tokio's or tokio-uring's |
 //!
@@ -121,7 +120,7 @@ pub use ringserve_redis::scatter;
 pub use ringserve_server::admin;
 #[doc(inline)]
 pub use ringserve_server::admission;
-#[cfg(feature = "codec")]
+#[cfg(feature = "tokio")]
 pub use ringserve_server::codec;
 #[cfg(feature = "http")]
 pub use ringserve_server::http;

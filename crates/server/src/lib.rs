@@ -11,7 +11,7 @@ pub mod admin;
 mod blocking;
 #[cfg(feature = "http")]
 mod client_info;
-#[cfg(feature = "codec")]
+#[cfg(feature = "tokio")]
 pub mod codec;
 mod error;
 #[cfg(feature = "admin")]

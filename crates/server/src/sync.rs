@@ -1,5 +1,5 @@
 //! Synchronisation of tasks: messages and questions between shards, the end of the start, the
-//! drain, and, with the feature `sync`, channels and locks.
+//! drain, and, with the feature `tokio`, channels and locks.
 //!
 //! # Channels and locks
 //!
@@ -40,7 +40,7 @@
 //! | async-unsync 0.3 | oneshot, mpsc, semaphore | broadcast, watch, mutex | 1 |
 //!
 //! ```
-//! # #[cfg(feature = "sync")] {
+//! # #[cfg(feature = "tokio")] {
 //! use std::{convert::Infallible, rc::Rc};
 //! use ringserve::{Cx, Frame, Service, Shard, sync::{mpsc, oneshot}};
 //!
@@ -77,7 +77,7 @@
 //! # }
 //! ```
 
-#[cfg(feature = "sync")]
+#[cfg(feature = "tokio")]
 pub use tokio::sync::{
     AcquireError, Mutex, MutexGuard, Notify, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore,
     SemaphorePermit, TryAcquireError, TryLockError, broadcast, mpsc, oneshot, watch,

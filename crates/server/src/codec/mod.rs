@@ -1,5 +1,5 @@
 //! Services over the codecs of [`tokio_util::codec`], so that existing codecs can be used as they
-//! are; with the feature `codec`, which is off by default.
+//! are; with the feature `tokio`, which is off by default.
 //!
 //! A [`CodecService`] names the codec and handles items; [`WithCodec`] makes a [`Service`] of it.
 //! The server keeps its default framing, [`Raw`](ringserve_core::framing::Raw): the codec finds the

@@ -49,7 +49,7 @@ impl<'a, S> CloseCx<'a, S> {
     }
 
     /// The same end with another session and reason.
-    #[cfg(feature = "codec")]
+    #[cfg(feature = "tokio")]
     pub(crate) fn with<T>(&self, session: &'a T, reason: CloseReason) -> CloseCx<'a, T> {
         CloseCx { session, outlet: self.outlet, reason, account: self.account }
     }

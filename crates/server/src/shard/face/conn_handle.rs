@@ -312,7 +312,7 @@ impl LocalHandle {
     }
 
     /// Checks whether a push would find room now.
-    #[cfg(feature = "codec")]
+    #[cfg(feature = "tokio")]
     pub(crate) fn check(&self) -> Result<(), PushError> {
         self.room().map(drop)
     }
