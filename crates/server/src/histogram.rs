@@ -38,7 +38,7 @@ impl Histogram {
     }
 
     /// Adds what was counted so far to `sum`.
-    pub(crate) fn add_to(&self, sum: &mut Counted) {
+    pub(crate) fn add_to(&self, sum: &mut HistogramSum) {
         sum.nanos = sum.nanos.wrapping_add(self.nanos.load(Ordering::Relaxed));
         for (sum, cell) in sum.cells.iter_mut().zip(&self.cells) {
             *sum += cell.load(Ordering::Relaxed);
@@ -77,14 +77,14 @@ fn end_of(cell: usize) -> u64 {
 
 /// The sum of several histograms.
 #[derive(Clone, Debug)]
-pub(crate) struct Counted {
+pub(crate) struct HistogramSum {
     cells: [u64; CELLS],
     nanos: u64,
 }
 
-impl Counted {
-    pub(crate) fn new() -> Counted {
-        Counted { cells: [0; CELLS], nanos: 0 }
+impl HistogramSum {
+    pub(crate) fn new() -> HistogramSum {
+        HistogramSum { cells: [0; CELLS], nanos: 0 }
     }
 
     pub(crate) fn count(&self) -> u64 {
@@ -115,7 +115,7 @@ impl Counted {
         self.cells[0] += times;
     }
 
-    /// The same as [`buckets`](Counted::buckets) from nothing on, one an octave.
+    /// The same as [`buckets`](HistogramSum::buckets) from nothing on, one an octave.
     pub(crate) fn octaves(&self) -> Vec<(f64, u64)> {
         let halves = self.buckets(Duration::ZERO);
         // The first one is alone, and so is the one without an end.
@@ -156,8 +156,8 @@ fn seconds(nanos: u64) -> f64 {
 mod tests {
     use super::*;
 
-    fn counted(times: &[Duration]) -> Counted {
-        let (histogram, mut sum) = (Histogram::new(), Counted::new());
+    fn counted(times: &[Duration]) -> HistogramSum {
+        let (histogram, mut sum) = (Histogram::new(), HistogramSum::new());
         times.iter().for_each(|time| histogram.add(time.as_nanos() as u64, 1));
         histogram.add_to(&mut sum);
         sum
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn time_may_stand_for_several() {
-        let (histogram, mut sum) = (Histogram::new(), Counted::new());
+        let (histogram, mut sum) = (Histogram::new(), HistogramSum::new());
         histogram.add(3_000_000, 16);
         histogram.add(2_000_000, 1);
         histogram.add_to(&mut sum);

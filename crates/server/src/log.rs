@@ -14,7 +14,7 @@ use tracing::{debug, error, info, warn};
 use crate::access_log;
 use crate::snapshot::Snapshot;
 use crate::stats::{ServerStats, ServiceNames, StalledWork};
-use crate::telling::{LaneSet, Told};
+use crate::telling::{LaneSet, Observers};
 use crate::traces::Traces;
 
 /// Writes the life of connections to the log: each at debug level, limits that bite at warning
@@ -42,7 +42,7 @@ impl LogObserver {
         shard: usize,
         names: ServiceNames,
         snapshot: Arc<Snapshot>,
-        told: &Told,
+        told: &Observers,
         panicked: Box<dyn Fn(&Panicked)>,
     ) -> LogObserver {
         let traces = Traces::new(shard, &told.chosen);

@@ -103,7 +103,7 @@ use prometheus_client::registry::{Registry, Unit};
 use families::{Families, Labels, label};
 use ringserve_admission::{KeyRatesStats, RefusedBy};
 
-use crate::histogram::{Counted, Histogram};
+use crate::histogram::{HistogramSum, Histogram};
 use crate::server::running::ServerHandle;
 use crate::shard::remote::control::ServerControl;
 use crate::snapshot::Snapshot;
@@ -284,7 +284,7 @@ impl Metrics {
             times.add_shortest(counters.frames.saturating_sub(others));
             (labels, times)
         });
-        let times: Vec<(Labels, Counted)> = times.collect();
+        let times: Vec<(Labels, HistogramSum)> = times.collect();
         let what = "All calls of a service: those that ended at once are in the first bucket";
         to.histograms("service_call", what, &times)?;
         let in_flight = each().map(|(labels, _, calls)| (labels, calls.in_flight));
@@ -454,14 +454,14 @@ impl Metrics {
 
     fn histograms(&self, to: &mut Families<'_>) -> fmt::Result {
         let sum = |of: fn(&Snapshot) -> &Histogram| {
-            let mut sum = Counted::new();
+            let mut sum = HistogramSum::new();
             let snapshots = self.server.remotes().iter().filter_map(|remote| remote.snapshot());
             snapshots.for_each(|snapshot| of(snapshot).add_to(&mut sum));
             sum
         };
         let turns = sum(|snapshot| &snapshot.durations.turns);
         to.histogram("turn", "Turns of the shards' loops, without the wait behind", &turns, Duration::ZERO)?;
-        let mut calls = Counted::new();
+        let mut calls = HistogramSum::new();
         self.each_calls(|_, of| of.waited.add_to(&mut calls));
         to.histogram("call", "Calls that waited", &calls, Duration::ZERO)?;
         let first = sum(|snapshot| &snapshot.durations.first_frames);
@@ -479,7 +479,7 @@ impl Metrics {
 /// The calls of a service on all shards.
 #[derive(Clone)]
 struct Calls {
-    times: Counted,
+    times: HistogramSum,
     in_flight: u64,
     failed: u64,
     panicked: u64,
@@ -487,7 +487,7 @@ struct Calls {
 
 impl Default for Calls {
     fn default() -> Calls {
-        Calls { times: Counted::new(), in_flight: 0, failed: 0, panicked: 0 }
+        Calls { times: HistogramSum::new(), in_flight: 0, failed: 0, panicked: 0 }
     }
 }
 

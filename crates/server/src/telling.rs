@@ -5,14 +5,14 @@ use std::sync::Arc;
 use ringserve_admission::internals::network;
 use ringserve_core::LaneId;
 
-use crate::traces::Chosen;
+use crate::traces::SpanFilter;
 
 /// The program's settings.
 #[derive(Clone, Default)]
-pub(crate) struct Telling {
+pub(crate) struct ObserverConfig {
     pub(crate) accounts: bool,
     pub(crate) access_log: bool,
-    pub(crate) chosen: Chosen,
+    pub(crate) chosen: SpanFilter,
     /// The first network that could not be parsed.
     unclear: Option<String>,
 }
@@ -41,23 +41,23 @@ impl LaneSet {
 
 /// The same for the shards, by lane.
 #[derive(Clone, Default)]
-pub(crate) struct Told {
+pub(crate) struct Observers {
     /// Services whose connections have accounts, whatever they say themselves.
     pub(crate) accounted: LaneSet,
     /// Services whose connections are in the access log.
     pub(crate) logged: LaneSet,
-    pub(crate) chosen: Arc<Chosen>,
+    pub(crate) chosen: Arc<SpanFilter>,
 }
 
-impl Telling {
+impl ObserverConfig {
     /// The first network that is none.
     pub(crate) fn unclear(&self) -> Option<&str> {
         self.unclear.as_deref()
     }
 
     /// For services that say themselves whether they are in the access log, or do not.
-    pub(crate) fn told(&self, services: impl Iterator<Item = Option<bool>>) -> Told {
-        let mut told = Told { chosen: Arc::new(self.chosen.clone()), ..Told::default() };
+    pub(crate) fn told(&self, services: impl Iterator<Item = Option<bool>>) -> Observers {
+        let mut told = Observers { chosen: Arc::new(self.chosen.clone()), ..Observers::default() };
         for (lane, access_log) in services.enumerate() {
             let is_logged = access_log.unwrap_or(self.access_log);
             if is_logged {
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn service_that_says_nothing_follows_its_server() {
-        let telling = Telling { access_log: true, ..Telling::default() };
+        let telling = ObserverConfig { access_log: true, ..ObserverConfig::default() };
         let mut says = vec![None, Some(false), Some(true)];
         says.resize(32, None);
         let told = telling.told(says.into_iter());
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!([logged(0), logged(1), logged(2), logged(31)], [true, false, true, true]);
         assert!(!logged(32), "upstreams are behind 32 services");
         assert!(!told.accounted.has(LaneId::nth(1)) && told.accounted.has(LaneId::nth(2)));
-        let told = Telling { accounts: true, ..Telling::default() }.told([None, None].into_iter());
+        let told = ObserverConfig { accounts: true, ..ObserverConfig::default() }.told([None, None].into_iter());
         assert!(told.logged.is_empty() && told.accounted.has(LaneId::nth(1)));
     }
 }

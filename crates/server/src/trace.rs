@@ -39,7 +39,7 @@ pub(crate) enum Keeps {
 
 /// The place of an event.
 #[derive(Clone)]
-pub(crate) enum Place {
+pub(crate) enum TracePlace {
     /// In the test, or to the world.
     World,
     Client(std::rc::Rc<str>),
@@ -48,7 +48,7 @@ pub(crate) enum Place {
 
 struct Event {
     at: Duration,
-    place: Place,
+    place: TracePlace,
     connection: Option<SocketAddr>,
     what: String,
 }
@@ -79,13 +79,13 @@ impl Trace {
     }
 
     /// An event, whose text is made where it is kept.
-    pub(crate) fn event(&self, place: &Place, connection: Option<SocketAddr>, what: impl FnOnce() -> String) {
+    pub(crate) fn event(&self, place: &TracePlace, connection: Option<SocketAddr>, what: impl FnOnce() -> String) {
         if self.keeps != Keeps::Hash {
             self.keep(place, connection, what());
         }
     }
 
-    fn keep(&self, place: &Place, connection: Option<SocketAddr>, what: String) {
+    fn keep(&self, place: &TracePlace, connection: Option<SocketAddr>, what: String) {
         let event = Event { at: self.time.now(), place: place.clone(), connection, what };
         if self.keeps == Keeps::Prints {
             println!("{event}");
@@ -141,9 +141,9 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:>15.6} s  ", self.at.as_secs_f64())?;
         match &self.place {
-            Place::World => write!(f, "{}", self.what)?,
-            Place::Client(name) => write!(f, "  {name:<10} {}", self.what)?,
-            Place::Shard(shard) => write!(f, "{:>34} {shard}: {}", "│ shard", self.what)?,
+            TracePlace::World => write!(f, "{}", self.what)?,
+            TracePlace::Client(name) => write!(f, "  {name:<10} {}", self.what)?,
+            TracePlace::Shard(shard) => write!(f, "{:>34} {shard}: {}", "│ shard", self.what)?,
         }
         match self.connection {
             Some(connection) => write!(f, "  ({connection})"),

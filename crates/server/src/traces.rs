@@ -16,13 +16,13 @@ use tracing::{Span, info, info_span};
 
 /// Which connections have spans.
 #[derive(Clone, Default)]
-pub(crate) struct Chosen {
+pub(crate) struct SpanFilter {
     /// One in `one_in` of each shard's; 0 is none.
     pub(crate) one_in: u32,
     pub(crate) networks: Vec<IpNet>,
 }
 
-impl Chosen {
+impl SpanFilter {
     pub(crate) fn is_none(&self) -> bool {
         self.one_in == 0 && self.networks.is_empty()
     }
@@ -36,7 +36,7 @@ impl Chosen {
 /// The spans of a shard's connections.
 pub(crate) struct Traces {
     shard: usize,
-    chosen: Arc<Chosen>,
+    chosen: Arc<SpanFilter>,
     /// Connections until the next one is chosen by its turn.
     left: u32,
     /// A bit for each slot whose connection has a span.
@@ -46,7 +46,7 @@ pub(crate) struct Traces {
 
 impl Traces {
     /// `None` if none is chosen.
-    pub(crate) fn new(shard: usize, chosen: &Arc<Chosen>) -> Option<Box<Traces>> {
+    pub(crate) fn new(shard: usize, chosen: &Arc<SpanFilter>) -> Option<Box<Traces>> {
         (!chosen.is_none()).then(|| {
             let (chosen, left) = (chosen.clone(), chosen.one_in);
             Box::new(Traces { shard, chosen, left, marks: Vec::new(), spans: HashMap::new() })

@@ -15,7 +15,7 @@ use crate::shard::face::cx::Cx;
 use crate::shard::face::handle::Shard;
 use crate::shard::face::opening::{OpenCx, Refusal};
 use crate::shard::face::service::{FactoryError, FactoryOutput, IntoService, Service};
-use crate::trace::{Place, Trace};
+use crate::trace::{TracePlace, Trace};
 
 /// A log of the calls to services.
 #[derive(Clone)]
@@ -25,18 +25,18 @@ pub(crate) struct Watches {
 
 impl Watches {
     /// A factory's value, under watch.
-    pub(crate) fn over<M>(&self, made: M) -> Watch<M> {
-        Watch { made, trace: self.trace.clone() }
+    pub(crate) fn over<M>(&self, made: M) -> WatchedFactory<M> {
+        WatchedFactory { made, trace: self.trace.clone() }
     }
 }
 
 /// The value that the factory of a watched server returns.
-pub(crate) struct Watch<M> {
+pub(crate) struct WatchedFactory<M> {
     pub(crate) made: M,
     pub(crate) trace: Rc<Trace>,
 }
 
-impl<F: TypedFraming, M: IntoService<F>> IntoService<F> for Watch<M> {
+impl<F: TypedFraming, M: IntoService<F>> IntoService<F> for WatchedFactory<M> {
     type Service = Watched<M::Service>;
 
     fn into_service(self, shard: &Shard) -> Result<FactoryOutput<Self::Service>, FactoryError> {
@@ -87,7 +87,7 @@ impl Watcher {
 
     fn note(&self, peer: Option<SocketAddr>, number: u64, what: impl FnOnce() -> String) {
         self.is_about(peer, number);
-        self.trace.event(&Place::Shard(self.shard), peer, what);
+        self.trace.event(&TracePlace::Shard(self.shard), peer, what);
     }
 
     fn is_about(&self, peer: Option<SocketAddr>, number: u64) {

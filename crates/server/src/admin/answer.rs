@@ -11,7 +11,7 @@ use hyper::header::{
 };
 use hyper::{Response, StatusCode};
 
-use super::gate::Refused;
+use super::gate::GateError;
 use super::guests::Asking;
 use super::press::{Listener, Press};
 use super::routes;
@@ -195,27 +195,27 @@ pub(super) fn other_method(allowed: &'static str) -> Response<Answer> {
     response
 }
 
-pub(super) fn refused(why: &Refused) -> Response<Answer> {
+pub(super) fn refused(why: &GateError) -> Response<Answer> {
     match why {
-        Refused::Name(name) => sentence(
+        GateError::Name(name) => sentence(
             StatusCode::FORBIDDEN,
             format!(
                 "the request calls this endpoint {name:?}, which is no name of it: ask for localhost or its \
                  address, or have the program add the name by Admin::host_name"
             ),
         ),
-        Refused::Token => {
+        GateError::Token => {
             let text = "this endpoint has a token: send it as Authorization: Bearer TOKEN";
             let mut response = sentence(StatusCode::UNAUTHORIZED, text);
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             response
         }
-        Refused::ReadsOnly => sentence(StatusCode::FORBIDDEN, "this token may read, and gives no orders"),
-        Refused::Header => sentence(
+        GateError::ReadsOnly => sentence(StatusCode::FORBIDDEN, "this token may read, and gives no orders"),
+        GateError::Header => sentence(
             StatusCode::FORBIDDEN,
             "a request with an effect needs the header X-Ringserve: 1, which no page of another site can send",
         ),
-        Refused::Origin => {
+        GateError::Origin => {
             sentence(StatusCode::FORBIDDEN, "the Origin of the request is not the address that was asked")
         }
     }

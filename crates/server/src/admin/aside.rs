@@ -61,13 +61,13 @@ pub(super) enum NotDone {
 
 /// A place that is taken.
 pub(super) struct Place {
-    _taken: Taken,
-    _of_whole: Option<Taken>,
+    _taken: WorkerSlot,
+    _of_whole: Option<WorkerSlot>,
 }
 
-struct Taken(Arc<AtomicUsize>);
+struct WorkerSlot(Arc<AtomicUsize>);
 
-impl Drop for Taken {
+impl Drop for WorkerSlot {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -78,11 +78,11 @@ impl Room {
         Room { taken: Arc::default(), max }
     }
 
-    fn take(&self) -> Option<Taken> {
+    fn take(&self) -> Option<WorkerSlot> {
         let is_free = self.taken.load(Ordering::Relaxed) < self.max;
         is_free.then(|| {
             self.taken.fetch_add(1, Ordering::Relaxed);
-            Taken(self.taken.clone())
+            WorkerSlot(self.taken.clone())
         })
     }
 }

@@ -31,15 +31,15 @@ impl Who<'_> {
 
 /// An order that is carried out. The log has a line of it whether it is answered, or its caller
 /// leaves before that: what was begun is done all the same.
-pub(super) struct Ordered<'a> {
+pub(super) struct OrderRecord<'a> {
     who: Who<'a>,
     order: String,
     status: Option<StatusCode>,
 }
 
-impl<'a> Ordered<'a> {
-    pub(super) fn begin<B>(who: Who<'a>, request: &Request<B>) -> Ordered<'a> {
-        Ordered { who, order: order_of(request), status: None }
+impl<'a> OrderRecord<'a> {
+    pub(super) fn begin<B>(who: Who<'a>, request: &Request<B>) -> OrderRecord<'a> {
+        OrderRecord { who, order: order_of(request), status: None }
     }
 
     pub(super) fn answered(mut self, status: StatusCode) {
@@ -47,9 +47,9 @@ impl<'a> Ordered<'a> {
     }
 }
 
-impl Drop for Ordered<'_> {
+impl Drop for OrderRecord<'_> {
     fn drop(&mut self) {
-        let Ordered { who: Who { peer, token }, order, status } = self;
+        let OrderRecord { who: Who { peer, token }, order, status } = self;
         match status.map(|status| status.as_u16()) {
             Some(status) => guarded(|| info!(peer, token, status, "order to the admin endpoint: {order}")),
             None => guarded(|| {

@@ -27,7 +27,7 @@ use super::aside::{
     Aside, DOCTORS_AT_ONCE, NotDone, OPEN_ROUTES_AT_ONCE, ROUTES_AT_ONCE, SCRAPES_AT_ONCE, WITHIN,
     WRITES_AT_ONCE,
 };
-use super::caller::{BodyError, Ordered, Who, read_body};
+use super::caller::{BodyError, OrderRecord, Who, read_body};
 use super::gate::Gate;
 use super::guests::{Guest, Guests};
 use super::history::History;
@@ -310,7 +310,7 @@ impl Desk {
             Err(refused) => return *refused,
         };
         let who = Who { peer, token };
-        let ordered = route.has_effect().then(|| Ordered::begin(who, &request));
+        let ordered = route.has_effect().then(|| OrderRecord::begin(who, &request));
         let answer = self.carried_out(route, request, who).await;
         if let Some(ordered) = ordered {
             ordered.answered(answer.status());

@@ -109,7 +109,7 @@ fn check_token(token: &str) -> Result<(), String> {
 
 /// The reason why a request is refused.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(super) enum GateError {
     /// Its `Host` is none of ours, or is missing or there twice.
     Name(String),
     /// The token is missing or wrong.
@@ -158,12 +158,12 @@ impl Gate {
     ///
     /// # Errors
     /// Which name it had.
-    pub(super) fn check_name<B>(&self, request: &Request<B>) -> Result<(), Refused> {
-        let name = called(request).map_err(|text| Refused::Name(text.to_owned()))?;
+    pub(super) fn check_name<B>(&self, request: &Request<B>) -> Result<(), GateError> {
+        let name = called(request).map_err(|text| GateError::Name(text.to_owned()))?;
         let of_uri = request.uri().authority().is_none_or(|authority| self.is_ours(authority.as_str()));
         match self.is_ours(name) && of_uri {
             true => Ok(()),
-            false => Err(Refused::Name(name.chars().take(100).collect())),
+            false => Err(GateError::Name(name.chars().take(100).collect())),
         }
     }
 
@@ -176,7 +176,7 @@ impl Gate {
         &self,
         request: &Request<B>,
         has_effect: bool,
-    ) -> Result<Option<&str>, Refused> {
+    ) -> Result<Option<&str>, GateError> {
         if !self.tokens.are_asked_for() {
             return Ok(None);
         }
@@ -191,9 +191,9 @@ impl Gate {
             self.tokens.orders.iter().filter(|(_, token)| is(token)).map(|(name, _)| &**name).collect();
         match (names.first(), self.tokens.reads.as_deref().is_some_and(is)) {
             (Some(name), _) => Ok(Some(name)),
-            (None, true) if has_effect => Err(Refused::ReadsOnly),
+            (None, true) if has_effect => Err(GateError::ReadsOnly),
             (None, true) => Ok(Some(READ_TOKEN)),
-            (None, false) => Err(Refused::Token),
+            (None, false) => Err(GateError::Token),
         }
     }
 
@@ -201,18 +201,18 @@ impl Gate {
     ///
     /// # Errors
     /// The header that it lacks.
-    pub(super) fn check_effect<B>(request: &Request<B>) -> Result<(), Refused> {
+    pub(super) fn check_effect<B>(request: &Request<B>) -> Result<(), GateError> {
         let headers = request.headers();
         if headers.get(&HEADER).is_none_or(|value| value != "1") {
-            return Err(Refused::Header);
+            return Err(GateError::Header);
         }
-        let host = called(request).map_err(|_| Refused::Origin)?;
+        let host = called(request).map_err(|_| GateError::Origin)?;
         let is_same = |origin: &str| {
             let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
             authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host))
         };
         let all_same = headers.get_all(ORIGIN).iter().all(|origin| origin.to_str().is_ok_and(is_same));
-        if all_same { Ok(()) } else { Err(Refused::Origin) }
+        if all_same { Ok(()) } else { Err(GateError::Origin) }
     }
 
     /// True for `localhost`, an address at which the endpoint listens, and names that were given;
@@ -323,14 +323,14 @@ mod tests {
     fn name_is_there_once_and_in_the_target_too() {
         let gate = gate(&["127.0.0.1"]);
         let refused = |request| gate.check_name(&request).unwrap_err();
-        assert_eq!(refused(request(&[])), Refused::Name("nothing".to_owned()));
+        assert_eq!(refused(request(&[])), GateError::Name("nothing".to_owned()));
         let two = request(&[("host", "localhost"), ("host", "localhost")]);
-        assert_eq!(refused(two), Refused::Name("two things".to_owned()));
+        assert_eq!(refused(two), GateError::Name("two things".to_owned()));
         let target = |uri: &str| Request::builder().uri(uri).header("host", "localhost").body(()).unwrap();
         assert_eq!(gate.check_name(&target("http://localhost:9000/")), Ok(()));
         assert!(gate.check_name(&target("http://evil.example/")).is_err());
         let long = "x".repeat(5000);
-        assert_eq!(refused(request(&[("host", &long)])), Refused::Name("x".repeat(100)));
+        assert_eq!(refused(request(&[("host", &long)])), GateError::Name("x".repeat(100)));
     }
 
     #[test]
@@ -359,7 +359,7 @@ mod tests {
                 assert_eq!(checked.is_ok(), is_right, "{said}");
             }
         }
-        assert_eq!(gate.check_caller(&request(&[]), false), Err(Refused::Token));
+        assert_eq!(gate.check_caller(&request(&[]), false), Err(GateError::Token));
         assert_eq!(Gate::default().check_caller(&request(&[]), true), Ok(None));
     }
 
@@ -379,13 +379,13 @@ mod tests {
         for has_effect in [true, false] {
             assert_eq!(said(&both, "correct-horse-battery", has_effect), Ok("anna".to_owned()));
             assert_eq!(said(&both, "battery-horse-correct", has_effect), Ok("deploy".to_owned()));
-            assert_eq!(said(&both, "staple-staple-stapler", has_effect), Err(Refused::Token));
+            assert_eq!(said(&both, "staple-staple-stapler", has_effect), Err(GateError::Token));
         }
         // Without a token for orders no request gives any.
         for gate in [&both, &gate(&[])] {
             assert_eq!(said(gate, "staple-staple-staple", false), Ok("read_token".to_owned()));
-            assert_eq!(said(gate, "staple-staple-staple", true), Err(Refused::ReadsOnly));
-            assert_eq!(gate.check_caller(&request(&[]), true), Err(Refused::Token));
+            assert_eq!(said(gate, "staple-staple-staple", true), Err(GateError::ReadsOnly));
+            assert_eq!(gate.check_caller(&request(&[]), true), Err(GateError::Token));
         }
     }
 
@@ -427,8 +427,8 @@ mod tests {
             Gate::check_effect(&request(&all))
         };
         let ours = ("x-ringserve", "1");
-        assert_eq!(with(&[]), Err(Refused::Header));
-        assert_eq!(with(&[("x-ringserve", "yes")]), Err(Refused::Header));
+        assert_eq!(with(&[]), Err(GateError::Header));
+        assert_eq!(with(&[("x-ringserve", "yes")]), Err(GateError::Header));
         assert_eq!(with(&[ours]), Ok(()), "a program sends no origin");
         for (origin, is_same) in [
             ("http://localhost:9000", true),
@@ -443,6 +443,6 @@ mod tests {
             assert_eq!(with(&[ours, ("origin", origin)]).is_ok(), is_same, "{origin}");
         }
         let two = with(&[ours, ("origin", "http://localhost:9000"), ("origin", "http://evil.example")]);
-        assert_eq!(two, Err(Refused::Origin));
+        assert_eq!(two, Err(GateError::Origin));
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ringserve_core::{ConnStats, Time};
 
-use crate::funnel::Figures;
+use crate::funnel::FunnelFigures;
 use crate::stats::ServerStats;
 
 /// The time over which a report looks for what is recent.
@@ -19,7 +19,7 @@ const RATE_OVER: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sample {
     pub(super) at: Time,
-    pub(super) figures: Figures,
+    pub(super) figures: FunnelFigures,
     /// The sums of all shards.
     pub(super) counters: ConnStats,
     /// Frames of each service.
@@ -29,7 +29,7 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    pub(super) fn new(at: Time, figures: Figures, stats: &ServerStats) -> Sample {
+    pub(super) fn new(at: Time, figures: FunnelFigures, stats: &ServerStats) -> Sample {
         let drivers = || stats.shards.iter().map(|shard| &shard.driver);
         Sample {
             at,

@@ -14,7 +14,7 @@ use ringserve_drivers::guarded;
 use super::admission::Change;
 use super::answer::{self, Answer};
 use super::aside::{NotDone, WITHIN};
-use super::caller::{BodyError, Ordered, Who, order_of, read_body};
+use super::caller::{BodyError, OrderRecord, Who, order_of, read_body};
 use super::desk::Desk;
 use super::gate::Gate;
 use super::kept::KeptOrders;
@@ -74,7 +74,7 @@ impl Desk {
             Ok(token) => token,
             Err(refused) => return *refused,
         };
-        let ordered = route.has_effect().then(|| Ordered::begin(Who { peer, token }, &request));
+        let ordered = route.has_effect().then(|| OrderRecord::begin(Who { peer, token }, &request));
         let answer = self.run_route(route, rest, request, token).await;
         if let Some(ordered) = ordered {
             ordered.answered(answer.status());

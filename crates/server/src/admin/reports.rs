@@ -16,7 +16,7 @@ use super::history::Sample;
 use super::sources::{Reading, connection, stall};
 use super::target::Running;
 use crate::funnel::funnel;
-use crate::histogram::Counted;
+use crate::histogram::HistogramSum;
 use crate::inspect::Inspection;
 use crate::snapshot::Snapshot;
 use crate::stats::{BackendFigures, ConnStats, UpstreamFigures};
@@ -230,8 +230,8 @@ fn closes(now: &ConnStats, before: &ConnStats) -> Vec<Close> {
 }
 
 fn times(running: &Running) -> Times {
-    let of = |of: fn(&Snapshot, &mut Counted)| {
-        let mut sum = Counted::new();
+    let of = |of: fn(&Snapshot, &mut HistogramSum)| {
+        let mut sum = HistogramSum::new();
         let snapshots = running.control.remotes().iter().filter_map(|remote| remote.snapshot());
         snapshots.for_each(|snapshot| of(snapshot, &mut sum));
         let quantile = |share| sum.quantile(share).as_secs_f64();

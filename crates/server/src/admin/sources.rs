@@ -12,7 +12,7 @@ use super::history::Sample;
 use super::routes::name_of;
 use super::target::Running;
 use crate::funnel::{
-    ClosedFigures, Figures, MachineFigures, OutboxFigures, QueueFigures, ShardFigures, StallFigures,
+    ClosedFigures, FunnelFigures, MachineFigures, OutboxFigures, QueueFigures, ShardFigures, StallFigures,
     WaitingFigures,
 };
 use crate::inspect::{ConnInfo, ConnState, Inspection};
@@ -36,7 +36,7 @@ impl Running {
         let at = self.control.now();
         let (stats, queues) = (self.control.stats(), self.control.accept_queues());
         let stalls = self.control.stalls();
-        let figures = Figures {
+        let figures = FunnelFigures {
             queues: queues.iter().map(|queue| self.queue(queue)).collect(),
             shards: self.shards(&stalls),
             machine: MachineFigures::of(&read_of(&self.machine)).since(&self.before),
@@ -50,7 +50,7 @@ impl Running {
         self.control.remotes()[shard].thread().is_some()
     }
 
-    fn totals(&self, at: Time, stats: &ServerStats) -> Figures {
+    fn totals(&self, at: Time, stats: &ServerStats) -> FunnelFigures {
         let facts = &self.facts;
         let closed = |reasons: &[CloseReason]| {
             reasons.iter().map(|reason| stats.counters.closed_for(*reason)).sum::<u64>()
@@ -58,7 +58,7 @@ impl Running {
         use CloseReason::*;
         let buffers = stats.shards.iter().map(|shard| shard.buffers.leased as u64);
         let parked = stats.shards.iter().map(|shard| shard.driver.receives_parked);
-        Figures {
+        FunnelFigures {
             at: Duration::from_nanos(at.as_nanos()),
             connections: stats.connections as u64,
             connections_max: facts.connections_max as u64,
@@ -79,7 +79,7 @@ impl Running {
             buffers_max: (facts.buffers_max * stats.shards.len()) as u64,
             receives_parked: parked.sum(),
             buffers_full: stats.shards.iter().any(|shard| shard.buffers.total >= facts.buffers_max),
-            ..Figures::default()
+            ..FunnelFigures::default()
         }
     }
 

@@ -7,7 +7,7 @@ use crate::stats::StallCause;
 
 /// Figures of a server at one moment. Those that are called totals never fall.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Figures {
+pub(crate) struct FunnelFigures {
     /// When, on the server's clock.
     pub(crate) at: Duration,
     pub(crate) connections: u64,
@@ -62,7 +62,7 @@ pub(crate) struct ShardFigures {
     /// The share for which it could have run, and had no CPU: a quota was used up, or others had
     /// it.
     pub(crate) starved: f64,
-    /// The part of `starved` that is the quota's: [`Figures::share_throttling`].
+    /// The part of `starved` that is the quota's: [`FunnelFigures::share_throttling`].
     pub(crate) throttled: f64,
     /// The stall that lasts, or the last one that ended within the window.
     pub(crate) stall: Option<StallFigures>,
@@ -75,12 +75,12 @@ impl ShardFigures {
     }
 }
 
-impl Figures {
+impl FunnelFigures {
     /// Finds the quota's part of what shards waited for a CPU, from what the control group was held
     /// back since `before`, about the time of which the shares are. The group counts a sum over all
     /// CPUs, of which each shard has the part that it has of all waiting, and no more than it
     /// waited.
-    pub(crate) fn share_throttling(&mut self, before: &Figures) {
+    pub(crate) fn share_throttling(&mut self, before: &FunnelFigures) {
         let window = self.at.saturating_sub(before.at).as_secs_f64();
         let held_back = self.machine.throttled.saturating_sub(before.machine.throttled).as_secs_f64();
         let starved: f64 = self.shards.iter().map(|shard| shard.starved).sum();

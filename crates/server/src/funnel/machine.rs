@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ringserve_report::{Stage, StageName, State};
 
-use super::{Figure, Figures, MachineFigures, STARVED, Seen, calm, millis, seconds};
+use super::{Figure, FunnelFigures, MachineFigures, STARVED, Seen, calm, millis, seconds};
 
 /// The share of time that a control group may take from a process before it is the cause of what
 /// peers feel.
@@ -43,7 +43,7 @@ pub(super) fn syn_queue(seen: &Seen<'_>) -> Stage {
 
 /// The time for which the control group kept the process from running, as a share.
 fn throttled(seen: &Seen<'_>) -> f64 {
-    let time = |figures: &Figures| figures.machine.throttled;
+    let time = |figures: &FunnelFigures| figures.machine.throttled;
     let time = time(seen.now).saturating_sub(time(seen.before));
     // Of a process with several threads it is the sum of all, of which one is enough to be felt.
     time.as_secs_f64() / seen.window().as_secs_f64().max(0.001)

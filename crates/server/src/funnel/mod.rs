@@ -21,7 +21,7 @@ use ringserve_report::{Stage, StageName, State};
 use crate::stats::StallCause;
 
 pub(crate) use figures::{
-    ClosedFigures, Figures, MachineFigures, OutboxFigures, QueueFigures, ShardFigures, StallFigures,
+    ClosedFigures, FunnelFigures, MachineFigures, OutboxFigures, QueueFigures, ShardFigures, StallFigures,
     WaitingFigures,
 };
 
@@ -39,7 +39,7 @@ const BRIEF_STALL: Duration = Duration::from_millis(100);
 const STARVED: f64 = 0.3;
 
 /// The stages at `now`, with what happened since `before`.
-pub(crate) fn funnel(now: &Figures, before: &Figures) -> Vec<Stage> {
+pub(crate) fn funnel(now: &FunnelFigures, before: &FunnelFigures) -> Vec<Stage> {
     let seen = Seen { now, before };
     vec![
         machine::syn_queue(&seen),
@@ -55,8 +55,8 @@ pub(crate) fn funnel(now: &Figures, before: &Figures) -> Vec<Stage> {
 
 /// Figures of two moments.
 struct Seen<'a> {
-    now: &'a Figures,
-    before: &'a Figures,
+    now: &'a FunnelFigures,
+    before: &'a FunnelFigures,
 }
 
 impl Seen<'_> {
@@ -66,7 +66,7 @@ impl Seen<'_> {
     }
 
     /// The growth of a total.
-    fn grew(&self, of: impl Fn(&Figures) -> u64) -> u64 {
+    fn grew(&self, of: impl Fn(&FunnelFigures) -> u64) -> u64 {
         of(self.now).saturating_sub(of(self.before))
     }
 
@@ -110,7 +110,7 @@ impl Seen<'_> {
     }
 
     fn is_full(&self) -> bool {
-        let Figures { connections, connections_max, .. } = *self.now;
+        let FunnelFigures { connections, connections_max, .. } = *self.now;
         (connections_max > 0 && connections >= connections_max) || self.grew(|now| now.accept_paused) > 0
     }
 
@@ -169,7 +169,7 @@ impl Seen<'_> {
     }
 
     fn table(&self) -> Stage {
-        let Figures { connections, connections_max, connections_wanted, newcomers, waited, .. } = *self.now;
+        let FunnelFigures { connections, connections_max, connections_wanted, newcomers, waited, .. } = *self.now;
         let paused = self.grew(|now| now.accept_paused);
         let stage = Stage {
             now: connections,
@@ -227,7 +227,7 @@ impl Seen<'_> {
     }
 
     fn first_frame(&self) -> Stage {
-        let Figures { buffers, buffers_max, .. } = *self.now;
+        let FunnelFigures { buffers, buffers_max, .. } = *self.now;
         let silent = self.grew(|now| now.closed.first_frame);
         let parked = self.grew(|now| now.receives_parked);
         let stage = Stage {

@@ -3,14 +3,14 @@
 use super::*;
 
 /// A server with two shards and room for everything, ten seconds after `before`.
-fn calm_server() -> Figures {
+fn calm_server() -> FunnelFigures {
     let queue = |shard| QueueFigures {
         listener: "127.0.0.1:7000".to_owned(),
         shard: Some(shard),
         capacity: 4096,
         ..QueueFigures::default()
     };
-    Figures {
+    FunnelFigures {
         at: Duration::from_secs(110),
         connections: 100,
         connections_max: 1000,
@@ -27,20 +27,20 @@ fn calm_server() -> Figures {
             tcp_bytes: Some((40_960, 400_000_000)),
             ..MachineFigures::default()
         },
-        ..Figures::default()
+        ..FunnelFigures::default()
     }
 }
 
 /// The stages after a change to a calm server.
-fn after(change: impl FnOnce(&mut Figures)) -> Vec<Stage> {
-    let before = Figures { at: Duration::from_secs(100), ..calm_server() };
+fn after(change: impl FnOnce(&mut FunnelFigures)) -> Vec<Stage> {
+    let before = FunnelFigures { at: Duration::from_secs(100), ..calm_server() };
     let mut now = calm_server();
     change(&mut now);
     funnel(&now, &before)
 }
 
 /// The stage that is the cause, and its sentence.
-fn cause_of(change: impl FnOnce(&mut Figures)) -> (StageName, State, String) {
+fn cause_of(change: impl FnOnce(&mut FunnelFigures)) -> (StageName, State, String) {
     let stages = after(change);
     let first = |state| stages.iter().find(|stage| stage.state == state);
     let stage = first(State::Lost).or_else(|| first(State::Warn)).expect("something is wrong");
@@ -48,7 +48,7 @@ fn cause_of(change: impl FnOnce(&mut Figures)) -> (StageName, State, String) {
 }
 
 #[track_caller]
-fn is_cause(name: StageName, state: State, words: &[&str], change: impl FnOnce(&mut Figures)) {
+fn is_cause(name: StageName, state: State, words: &[&str], change: impl FnOnce(&mut FunnelFigures)) {
     let (found, how, why) = cause_of(change);
     assert_eq!((found, how), (name, state), "{why}");
     for word in words {
@@ -67,7 +67,7 @@ fn stall(cause: StallCause, ongoing: bool) -> Option<StallFigures> {
 }
 
 /// The overflow of a queue wherever a shard does not accept.
-fn queue_overflows(now: &mut Figures) {
+fn queue_overflows(now: &mut FunnelFigures) {
     (now.queues[0].waiting, now.queues[0].lost) = (4097, 12);
 }
 
@@ -87,7 +87,7 @@ fn calm_server_has_no_red_stage() {
 
 #[test]
 fn first_figures_of_a_server_are_calm_too() {
-    let calm = funnel(&Figures::default(), &Figures::default());
+    let calm = funnel(&FunnelFigures::default(), &FunnelFigures::default());
     assert!(calm.iter().all(|stage| stage.state == State::Calm), "{calm:?}");
 }
 
@@ -112,7 +112,7 @@ fn losses_of_long_ago_are_no_cause_now() {
         device_drops: 1,
         ..old.machine
     };
-    let before = Figures { at: Duration::from_secs(100), ..old.clone() };
+    let before = FunnelFigures { at: Duration::from_secs(100), ..old.clone() };
     let stages = funnel(&old, &before);
     assert!(stages.iter().all(|stage| stage.state == State::Calm && stage.lost_recently == 0), "{stages:?}");
     assert_eq!(stages[1].lost_total, 9);
@@ -201,7 +201,7 @@ fn loop_in_a_handler_is_found_at_the_handler() {
 
 #[test]
 fn brief_stall_is_felt_only_where_connections_were_lost() {
-    let brief = |now: &mut Figures| {
+    let brief = |now: &mut FunnelFigures| {
         let long = stall(StallCause::Cpu, false).unwrap();
         now.shards[0].stall = Some(StallFigures { lasted: Duration::from_millis(30), ..long });
     };
@@ -226,10 +226,10 @@ fn cpu_quota_is_found_at_the_machine() {
 #[test]
 fn quota_is_not_laid_to_others() {
     // It was used up for most of the last second, which is little of the ten that are looked at.
-    let held_back = |now: &mut Figures, starved: [f64; 2], millis| {
+    let held_back = |now: &mut FunnelFigures, starved: [f64; 2], millis| {
         now.shards.iter_mut().zip(starved).for_each(|(shard, share)| shard.starved = share);
         now.machine.throttled = Duration::from_millis(millis);
-        now.share_throttling(&Figures { at: Duration::from_secs(109), ..calm_server() });
+        now.share_throttling(&FunnelFigures { at: Duration::from_secs(109), ..calm_server() });
     };
     for (starved, millis) in [([0.8, 0.0], 800), ([0.7, 0.8], 1500), ([0.4, 0.4], 900)] {
         is_cause(StageName::Machine, State::Lost, &["quota", "cpu.max"], |now| {
@@ -276,7 +276,7 @@ fn noisy_neighbour_is_found_at_the_machine() {
 
 #[test]
 fn peer_that_does_not_read_is_found_at_the_peer() {
-    let held = |now: &mut Figures| {
+    let held = |now: &mut FunnelFigures| {
         now.outboxes = OutboxFigures {
             bytes: 300_000,
             held_back: 1,
@@ -299,7 +299,7 @@ fn peer_that_does_not_read_is_found_at_the_peer() {
 
 #[test]
 fn slow_handler_is_found_at_the_handler() {
-    let waits = |now: &mut Figures| {
+    let waits = |now: &mut FunnelFigures| {
         now.waiting = WaitingFigures {
             calls: 3,
             oldest: Duration::from_secs(5),
@@ -311,12 +311,12 @@ fn slow_handler_is_found_at_the_handler() {
     };
     let words = ["a call of 10.1.2.3:5511 has waited for 5.0 s", "calls_in_flight_max is 1", "60 s"];
     is_cause(StageName::Handler, State::Lost, &words, waits);
-    let brief = |now: &mut Figures| {
+    let brief = |now: &mut FunnelFigures| {
         waits(now);
         now.waiting.paused = false;
     };
     is_cause(StageName::Handler, State::Warn, &["calls_in_flight_max"], brief);
-    let of_a_slow_reader = |now: &mut Figures, peer: &str| {
+    let of_a_slow_reader = |now: &mut FunnelFigures, peer: &str| {
         waits(now);
         let peer = peer.to_owned();
         now.outboxes =
@@ -397,7 +397,7 @@ fn blocked_shard_explains_no_loss_of_another_one() {
 }
 
 /// The figures that the stage shows which is the cause: now, capacity and unit.
-fn figure_of(change: impl FnOnce(&mut Figures)) -> (u64, Option<u64>, String) {
+fn figure_of(change: impl FnOnce(&mut FunnelFigures)) -> (u64, Option<u64>, String) {
     let stages = after(change);
     let stage = stages.iter().find(|stage| stage.state != State::Calm).expect("something is wrong");
     (stage.now, stage.capacity, stage.unit.clone())
@@ -405,28 +405,28 @@ fn figure_of(change: impl FnOnce(&mut Figures)) -> (u64, Option<u64>, String) {
 
 #[test]
 fn stage_shows_the_figure_that_its_sentence_is_about() {
-    let is = |change: fn(&mut Figures), now: u64, capacity: Option<u64>, unit: &str| {
+    let is = |change: fn(&mut FunnelFigures), now: u64, capacity: Option<u64>, unit: &str| {
         assert_eq!(figure_of(change), (now, capacity, unit.to_owned()));
     };
-    let queue = |now: &mut Figures| {
+    let queue = |now: &mut FunnelFigures| {
         queue_overflows(now);
         now.queues[1].waiting = 7;
     };
     is(queue, 4097, Some(4096), "connections");
-    let descriptors = |now: &mut Figures| {
+    let descriptors = |now: &mut FunnelFigures| {
         now.accept_paused = 3;
         (now.machine.descriptors, now.machine.descriptors_max) = (64, Some(64));
     };
     is(descriptors, 64, Some(64), "descriptors");
     is(|now| now.accept_paused = 3, 3, None, "pauses");
     is(|now| now.shards[1].stall = stall(StallCause::Lock, true), 4200, None, "ms blocked");
-    let waits = |now: &mut Figures| {
+    let waits = |now: &mut FunnelFigures| {
         now.waiting.calls = 5;
         (now.waiting.oldest, now.waiting.timeout) =
             (Duration::from_millis(2500), Some(Duration::from_secs(30)));
     };
     is(waits, 2500, Some(30_000), "ms waited");
-    let outbox = |now: &mut Figures| {
+    let outbox = |now: &mut FunnelFigures| {
         (now.outboxes.bytes, now.outboxes.largest, now.outboxes.largest_max) = (90, 60, 100);
     };
     is(outbox, 60, Some(100), "bytes");
@@ -434,7 +434,7 @@ fn stage_shows_the_figure_that_its_sentence_is_about() {
     is(|now| now.machine.throttled = Duration::from_secs(8), 8000, Some(10_000), "ms held back");
     is(|now| now.machine.tcp_bytes = Some((400, 300)), 400, Some(300), "bytes");
     is(|now| now.shards[1].starved = 0.8, 80, Some(100), "% starved");
-    let dropped = |now: &mut Figures| (now.machine.softnet_drops, now.machine.device_drops) = (9, 10);
+    let dropped = |now: &mut FunnelFigures| (now.machine.softnet_drops, now.machine.device_drops) = (9, 10);
     is(dropped, 9, None, "packets dropped");
     is(|now| now.machine.descriptors = 19_000, 19_000, Some(20_000), "descriptors");
 }

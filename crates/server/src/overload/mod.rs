@@ -149,7 +149,7 @@ pub(crate) struct LoadNow(u32);
 
 /// The orders to a shard that has a [`Load`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct LoadReport {
     /// A part of one: the least for which a service is asked.
     pub share: f64,
     /// The length that turns are to have, by shedding what makes them longer.
@@ -159,7 +159,7 @@ pub(crate) struct Told {
 }
 
 impl SharedLoad {
-    pub(crate) fn set(&self, load: Load, told: Told) {
+    pub(crate) fn set(&self, load: Load, told: LoadReport) {
         let (mut share, mut paces) = (0, 0);
         if load >= Load::Shedding {
             share = LoadNow::share_of(told.share);
@@ -243,13 +243,13 @@ mod tests {
         for load in Load::ALL {
             for (refuses, paces) in [(true, false), (false, true), (true, true), (false, false)] {
                 let turn = paces.then_some(turn);
-                shared.set(load, Told { share: 0.5, turn, refuses });
+                shared.set(load, LoadReport { share: 0.5, turn, refuses });
                 let (now, sheds) = (shared.get(), load >= Load::Shedding);
                 assert_eq!((now.load(), now.sheds(), now.refuses()), (load, sheds, refuses));
                 assert_eq!(shared.turn(), turn.filter(|_| sheds));
             }
         }
-        shared.set(Load::Full, Told { refuses: true, ..Told::default() });
+        shared.set(Load::Full, LoadReport { refuses: true, ..LoadReport::default() });
         assert!(!shared.get().sheds());
     }
 
@@ -257,7 +257,7 @@ mod tests {
     fn frames_are_taken_in_the_share_that_was_set() {
         let shared = SharedLoad::default();
         for (share, least, most) in [(0.0, 0, 0), (0.25, 240, 272), (1.0, 1022, 1024), (7.0, 1022, 1024)] {
-            shared.set(Load::Shedding, Told { share, ..Told::default() });
+            shared.set(Load::Shedding, LoadReport { share, ..LoadReport::default() });
             let now = shared.get();
             // Evenly spread over all that are drawn.
             let taken = (0..1024u64).filter(|n| now.takes(n << 22, 0)).count();

@@ -321,7 +321,7 @@ mod tests {
 
     fn paced(shares: f64) -> LoadNow {
         let shared = crate::overload::SharedLoad::default();
-        let told = crate::overload::Told { share: shares, turn: Some(AIM), refuses: false };
+        let told = crate::overload::LoadReport { share: shares, turn: Some(AIM), refuses: false };
         shared.set(crate::overload::Load::Shedding, told);
         shared.get()
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ringserve_core::Time;
 
 use super::share::{NEGLIGIBLE, Share};
-use super::{Load, Overload, Told};
+use super::{Load, Overload, LoadReport};
 
 /// The interval at which the share of frames is set.
 const SHARE_EACH: Duration = Duration::from_millis(100);
@@ -166,9 +166,9 @@ impl Stages {
     }
 
     /// The orders to the shard in addition to its stage.
-    pub(crate) fn told(&self, limits: &Overload) -> Told {
+    pub(crate) fn told(&self, limits: &Overload) -> LoadReport {
         let turn = self.paces.then(|| limits.turn_max.mul_f64(PACED_AT));
-        Told { share: self.share.get(), turn, refuses: self.refuses() }
+        LoadReport { share: self.share.get(), turn, refuses: self.refuses() }
     }
 
     /// True while what leads to [`Load::Refusing`] holds, and not for as long as the stage lasts:

@@ -29,7 +29,7 @@ use crate::overload::Overload;
 use crate::shard::face::handle::Shard;
 use crate::shard::face::service::IntoService;
 use crate::shard::remote::control::ServerControl;
-use crate::shard::running::starting::Starting;
+use crate::shard::running::starting::StartWait;
 use crate::socket_options::options::SocketOptions;
 use crate::stats::{ServerStats, UpstreamSource};
 use crate::watch::options::StallOptions;
@@ -213,7 +213,7 @@ impl<F: TypedFraming + Clone + Send> Server<F> {
     where
         Make: IntoService<F>,
     {
-        self.with(factory).start(Starting::new(), None)
+        self.with(factory).start(StartWait::new(), None)
     }
 
     /// Starts the server and serves until `future` is done or a shard ended by itself; then shuts

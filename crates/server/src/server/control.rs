@@ -11,7 +11,7 @@ use ringserve_core::Address;
 
 use crate::overload::{Load, ShardLoad};
 use crate::shard::remote::control::ServerControl;
-use crate::shard::wakes::inbox::{Command, RemoteShard};
+use crate::shard::wakes::inbox::{Command, ShardRemote};
 use crate::stats::{AcceptQueueStats, ServerStats, ShardStats, ShardTimes, Stall};
 use crate::watch::state::State;
 
@@ -106,7 +106,7 @@ impl ServerControl {
 
     /// The load of each shard, with its cause and the share of frames that are shed.
     pub fn shard_loads(&self) -> Vec<ShardLoad> {
-        let of = |(shard, remote): (usize, &Arc<RemoteShard>)| {
+        let of = |(shard, remote): (usize, &Arc<ShardRemote>)| {
             let (cause, shed_share) = self.watch().loads.of(shard);
             ShardLoad { shard, load: remote.load.get().load(), cause, shed_share }
         };
@@ -123,7 +123,7 @@ impl ServerControl {
     /// [`stats_now`](ServerControl::stats_now) has figures that are exact.
     pub fn stats(&self) -> ServerStats {
         let now = self.now();
-        let is_blocked = |remote: &RemoteShard| matches!(remote.state(), State::Turn(began) if now - began > REPORT_WITHIN);
+        let is_blocked = |remote: &ShardRemote| matches!(remote.state(), State::Turn(began) if now - began > REPORT_WITHIN);
         let mut report = ServerStats::default();
         for remote in self.remotes().iter() {
             let stale = is_blocked(remote);

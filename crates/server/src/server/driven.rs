@@ -20,7 +20,7 @@ use super::listen::addr::Bind;
 use super::listen::sockets::Listening;
 use super::running::ServerHandle;
 use super::runtime::Runtime;
-use super::serves::{Kept, Serves};
+use super::serves::{SpentFactories, Serves};
 use super::several::MultiService;
 use super::start::Prepared;
 use crate::blocking::Pool;
@@ -28,7 +28,7 @@ use crate::blocking::threads::Threads;
 use crate::error::Error;
 use crate::shard::face::handle::Shard;
 use crate::shard::face::service::IntoService;
-use crate::shard::running::starting::Starting;
+use crate::shard::running::starting::StartWait;
 
 /// The sockets on which a server listens, and the drivers of its shards.
 pub trait Drivers: Send + Sync + 'static {
@@ -103,7 +103,7 @@ where
     let drivers = Arc::new(drivers);
     let no_sockets = (0..shared.checked.shards).map(|_| Vec::new()).collect();
     let of_shard = || -> RunShard {
-        let (serves, kept) = (serves.again(), Kept::new(serves.again()));
+        let (serves, kept) = (serves.again(), SpentFactories::new(serves.again()));
         let (drivers, ring) = (drivers.clone(), ring.clone());
         Box::new(move |seed: ShardSeed, start| {
             let _kept = kept;
@@ -113,8 +113,8 @@ where
             }
         })
     };
-    let launched = launch(&shared, (Starting::new(), None), no_sockets, &[], &of_shard)?;
-    Ok(ServerHandle::new(listening, launched).keeping(Kept::new(serves)))
+    let launched = launch(&shared, (StartWait::new(), None), no_sockets, &[], &of_shard)?;
+    Ok(ServerHandle::new(listening, launched).keeping(SpentFactories::new(serves)))
 }
 
 /// Listens at an address, or adopts the socket that has it, on this number of shards. Returns the

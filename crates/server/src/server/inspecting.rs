@@ -5,7 +5,7 @@ use ringserve_core::ConnId;
 
 use crate::inspect::{Inspecting, Inspection, Query, Walk};
 use crate::shard::remote::control::ServerControl;
-use crate::shard::wakes::inbox::{Letter, this_shard};
+use crate::shard::wakes::inbox::{ShardRequest, this_shard};
 
 impl ServerControl {
     /// Asks each shard for its connections, and waits for the answers, [one second](Query::within)
@@ -43,7 +43,7 @@ impl ServerControl {
         let inspecting = Inspecting::new(query.clone(), self.remotes().len());
         for (shard, remote) in self.remotes().iter().enumerate() {
             // One that ended drops it, and so says that it will not answer.
-            let _ = remote.send(Letter::Inspect(Box::new(Walk::new(&query, shard, inspecting.asked()))));
+            let _ = remote.send(ShardRequest::Inspect(Box::new(Walk::new(&query, shard, inspecting.asked()))));
         }
         inspecting
     }
@@ -55,12 +55,12 @@ impl ServerControl {
     ///
     /// False if there is no such shard, or it ended.
     pub fn close_connection(&self, shard: usize, id: ConnId) -> bool {
-        self.remotes().get(shard).is_some_and(|remote| remote.send(Letter::Close { id }).is_ok())
+        self.remotes().get(shard).is_some_and(|remote| remote.send(ShardRequest::Close { id }).is_ok())
     }
 
     /// Resets a connection, as [`ConnHandle::abort`](crate::ConnHandle::abort); otherwise as
     /// [`close_connection`](ServerControl::close_connection).
     pub fn abort_connection(&self, shard: usize, id: ConnId) -> bool {
-        self.remotes().get(shard).is_some_and(|remote| remote.send(Letter::Abort { id }).is_ok())
+        self.remotes().get(shard).is_some_and(|remote| remote.send(ShardRequest::Abort { id }).is_ok())
     }
 }

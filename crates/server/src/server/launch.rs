@@ -29,11 +29,11 @@ use super::runtime::Runtime;
 use super::serves::Serves;
 use crate::error::Error;
 use crate::shard::face::service::FactoryOutput;
-use crate::shard::running::beginning::Beginning;
-use crate::shard::running::starting::{Ended, Gate, ShardStart, Starting, Until};
+use crate::shard::running::beginning::StartingShard;
+use crate::shard::running::starting::{Ended, Gate, ShardStart, StartWait, StartAbort};
 use crate::shard::state::services::Services;
 use crate::shard::state::shard_loop::ShardLoop;
-use crate::shard::wakes::inbox::{Command, RemoteShard, enter_shard};
+use crate::shard::wakes::inbox::{Command, ShardRemote, enter_shard};
 use crate::watchdog::thread::Watchdog;
 
 /// Threads of a start that failed have this long to end: a shard gives up after 5 s what its driver
@@ -47,7 +47,7 @@ pub(super) type RunShard = Box<dyn FnOnce(ShardSeed, ShardStart) -> ShardEnd + S
 /// what that one does.
 pub(super) fn launch(
     shared: &Arc<SharedConfig>,
-    (mut starting, until): (Starting, Until<'_>),
+    (mut starting, until): (StartWait, StartAbort<'_>),
     sockets: Vec<Vec<Listener>>,
     cpus: &[usize],
     of_shard: &dyn Fn() -> RunShard,
@@ -89,7 +89,7 @@ pub(super) fn launch(
 fn start_threads(
     seeds: Vec<ShardSeed>,
     is_beside: bool,
-    starting: &Starting,
+    starting: &StartWait,
     of_shard: &dyn Fn() -> RunShard,
 ) -> Vec<thread::JoinHandle<ShardEnd>> {
     let mut threads = Vec::new();
@@ -156,7 +156,7 @@ fn to_the_end(seed: ShardSeed, start: ShardStart, run: RunShard) -> ShardEnd {
 }
 
 /// The end of a shard, of which the others are informed.
-pub(super) fn ended(index: usize, remotes: &[Arc<RemoteShard>], ran: thread::Result<ShardEnd>) -> ShardEnd {
+pub(super) fn ended(index: usize, remotes: &[Arc<ShardRemote>], ran: thread::Result<ShardEnd>) -> ShardEnd {
     let end = ran.unwrap_or_else(|panic| Err(ShardDeath::Panicked(message_of(panic))));
     // Needed also where the loop never began.
     remotes[index].close();
@@ -222,7 +222,7 @@ impl ShardSeed {
                         Some((shard, Gate::Serving, FactoryOutput::Now(services))) => {
                             shard.serving(services).run_hosted().await
                         }
-                        Some((shard, _, made)) => Beginning::new(shard, made, start).run_hosted().await,
+                        Some((shard, _, made)) => StartingShard::new(shard, made, start).run_hosted().await,
                     }
                 }));
                 match served {
@@ -243,7 +243,7 @@ impl ShardSeed {
         let end = match self.prepare(serves, driver, &start) {
             None => return Ok(Default::default()),
             Some((shard, Gate::Serving, FactoryOutput::Now(services))) => shard.serving(services).run(),
-            Some((shard, _, made)) => Beginning::new(shard, made, start).run(),
+            Some((shard, _, made)) => StartingShard::new(shard, made, start).run(),
         };
         end.map_err(ShardDeath::Driver)
     }

@@ -14,7 +14,7 @@ use ringserve_core::Address;
 use ringserve_core::Limits;
 
 use super::listen::sockets::Listening;
-use super::serves::Kept;
+use super::serves::SpentFactories;
 use crate::error::Error;
 use crate::shard::remote::control::ServerControl;
 use crate::shard::remote::ending::ABORTS;
@@ -157,7 +157,7 @@ pub struct ServerHandle {
     /// Dropped after the threads ended, which removes the files of Unix sockets.
     listening: Listening,
     /// The factories.
-    kept: Kept,
+    kept: SpentFactories,
     /// Dropped last: it answers until the server has ended.
     companion: RunningCompanion,
 }
@@ -170,13 +170,13 @@ impl ServerHandle {
             threads,
             watchdog,
             listening,
-            kept: Kept::default(),
+            kept: SpentFactories::default(),
             companion: RunningCompanion::default(),
         }
     }
 
     /// The server with its factories.
-    pub(super) fn keeping(mut self, kept: Kept) -> ServerHandle {
+    pub(super) fn keeping(mut self, kept: SpentFactories) -> ServerHandle {
         self.kept = kept;
         self
     }

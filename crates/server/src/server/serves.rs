@@ -17,7 +17,7 @@ use crate::shard::calls::service_lane::ServiceLane;
 use crate::shard::face::handle::Shard;
 use crate::shard::face::service::{FactoryError, FactoryOutput, IntoService, Service};
 use crate::shard::running::starting::ShardStart;
-use crate::shard::state::many::{Many, TaskNumbers};
+use crate::shard::state::many::{ServiceSet, TaskNumbers};
 use crate::shard::state::services::Services;
 use crate::shard::state::shard_loop::Admit;
 #[cfg(feature = "testing")]
@@ -53,22 +53,22 @@ pub(crate) type MadeOf<V> = FactoryOutput<V, Error>;
 /// Each shard keeps them to its end, and the handle of the server until the last blocking call
 /// ended. Their drop is user code.
 #[derive(Default)]
-pub(crate) struct Kept(Mutex<Option<Box<dyn Any + Send>>>);
+pub(crate) struct SpentFactories(Mutex<Option<Box<dyn Any + Send>>>);
 
-impl Kept {
-    pub(crate) fn new(factories: impl Any + Send) -> Kept {
-        Kept(Mutex::new(Some(Box::new(factories))))
+impl SpentFactories {
+    pub(crate) fn new(factories: impl Any + Send) -> SpentFactories {
+        SpentFactories(Mutex::new(Some(Box::new(factories))))
     }
 }
 
-impl Drop for Kept {
+impl Drop for SpentFactories {
     fn drop(&mut self) {
         let factories = self.0.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let _ = guard(move || drop(factories));
     }
 }
 
-impl fmt::Debug for Kept {
+impl fmt::Debug for SpentFactories {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Kept")
     }
@@ -306,7 +306,7 @@ impl AllOf {
     pub(crate) fn make_by(
         &self,
         make: impl Fn(&dyn Hosted, usize) -> Result<LaneOf<Box<dyn Services>>, Error>,
-    ) -> Result<(MadeOf<Many>, Vec<Encoding>), Error> {
+    ) -> Result<(MadeOf<ServiceSet>, Vec<Encoding>), Error> {
         let (mut lanes, mut encodings) = (Vec::new(), Vec::new());
         for (number, (name, hosted)) in self.0.iter().enumerate() {
             let name = (self.0.len() > 1).then(|| name.clone());
@@ -315,7 +315,7 @@ impl AllOf {
             lanes.push(lane.map(move |lane| lane.map_err(|error: Error| error.of_service(name.as_ref())))?);
             encodings.push(encoding);
         }
-        Ok((all_of(lanes).map(|lanes| lanes.map(Many::new))?, encodings))
+        Ok((all_of(lanes).map(|lanes| lanes.map(ServiceSet::new))?, encodings))
     }
 }
 

@@ -12,7 +12,7 @@ use super::start::{Prepared, StartHooks};
 use crate::error::Error;
 use crate::shard::face::handle::Shard;
 use crate::shard::face::service::IntoService;
-use crate::shard::running::starting::Starting;
+use crate::shard::running::starting::StartWait;
 use crate::shard::state::shard_loop::Admit;
 use crate::stats::ServerStats;
 
@@ -102,7 +102,7 @@ impl Server<MultiService> {
     /// If any shard cannot be started. Nothing is left running then, except threads of factories
     /// that block: they end when the factories return.
     pub fn start(self) -> Result<ServerHandle, Error> {
-        self.prepared().start(Starting::new(), None)
+        self.prepared().start(StartWait::new(), None)
     }
 
     /// Serves until `future` is done, as [`Server::run_until`] of one service does.

@@ -23,19 +23,19 @@ use super::config::given::ServerConfig;
 use super::config::shared::ShardSeed;
 use super::fit::{Fit, fit, follow};
 use super::launch::{RunShard, announce, descriptors, launch};
-use super::listen::sockets::{Listen, Listening, Place};
+use super::listen::sockets::{Listen, Listening, ListenPlace};
 #[cfg(feature = "admin")]
 use super::running::Facts;
 use super::running::ServerHandle;
 use super::running::{Companion, RunningCompanion};
-use super::serves::{Kept, Serves};
+use super::serves::{SpentFactories, Serves};
 use super::signals::{StopSignals, end_process};
 use super::until::serve_until;
 use crate::blocking::threads::Threads;
 use crate::error::Error;
 use crate::log;
 use crate::shard::remote::control::ServerControl;
-use crate::shard::running::starting::{Starting, Until};
+use crate::shard::running::starting::{StartWait, StartAbort};
 use crate::stats::ServerStats;
 
 /// Connections of a server's companion endpoint.
@@ -65,7 +65,7 @@ pub(crate) struct StartHooks {
 impl<S: Serves + Send + 'static> Prepared<S> {
     /// Serves until a signal says to stop.
     pub(super) fn serve(self) -> Result<(), Error> {
-        let starting = Starting::new();
+        let starting = StartWait::new();
         let mut signals = StopSignals::take(starting.interrupter())?;
         let running = match self.start(starting, None) {
             Ok(running) => running,
@@ -86,7 +86,7 @@ impl<S: Serves + Send + 'static> Prepared<S> {
     /// Serves until a future is done.
     pub(super) fn serve_until(self, future: impl Future) -> Result<ServerStats, Error> {
         let mut until = pin!(async { drop(future.await) });
-        let running = match self.start(Starting::new(), Some(until.as_mut())) {
+        let running = match self.start(StartWait::new(), Some(until.as_mut())) {
             Err(Error::Interrupted) => return Ok(ServerStats::default()),
             started => started?,
         };
@@ -95,10 +95,10 @@ impl<S: Serves + Send + 'static> Prepared<S> {
 
     /// Starts all shards, on their own threads; not to the end if `until` is done while a factory
     /// waits.
-    pub(super) fn start(self, starting: Starting, until: Until<'_>) -> Result<ServerHandle, Error> {
+    pub(super) fn start(self, starting: StartWait, until: StartAbort<'_>) -> Result<ServerHandle, Error> {
         let Prepared { config, hooks, serves } = self;
         let of_shard = || -> RunShard {
-            let (serves, kept) = (serves.again(), Kept::new(serves.again()));
+            let (serves, kept) = (serves.again(), SpentFactories::new(serves.again()));
             Box::new(move |seed: ShardSeed, start| {
                 let _kept = kept;
                 seed.run(serves, start)
@@ -107,7 +107,7 @@ impl<S: Serves + Send + 'static> Prepared<S> {
         let framings: CheckLimits<'_> = &|number, limits| serves.check_limits(number, limits);
         let by_default = thread::available_parallelism().map_or(1, usize::from);
         let checked = config.check(framings, by_default)?;
-        Ok(start_shards(checked, hooks, &of_shard, (starting, until))?.keeping(Kept::new(serves)))
+        Ok(start_shards(checked, hooks, &of_shard, (starting, until))?.keeping(SpentFactories::new(serves)))
     }
 }
 
@@ -116,7 +116,7 @@ fn start_shards(
     mut checked: CheckedConfig,
     mut hooks: StartHooks,
     of_shard: &dyn Fn() -> RunShard,
-    (starting, until): (Starting, Until<'_>),
+    (starting, until): (StartWait, StartAbort<'_>),
 ) -> Result<ServerHandle, Error> {
     checked.given.runtime.check()?;
     // First, so that it answers while factories are pending.
@@ -210,7 +210,7 @@ fn listen(checked: &CheckedConfig, cpus: &[usize]) -> Result<(Vec<Vec<Listener>>
     let several = checked.services.len() > 1;
     let all = checked.services.iter().flat_map(|of| of.binds.iter().map(move |bind| (of, bind)));
     let place =
-        all.map(|(of, bind)| Place { bind, options: &of.sockets, service: several.then(|| of.label()) });
+        all.map(|(of, bind)| ListenPlace { bind, options: &of.sockets, service: several.then(|| of.label()) });
     let listen = Listen { shards: checked.shards, share_port: checked.given.share_port, cpus };
     listen.at(&place.collect::<Vec<_>>())
 }

@@ -24,12 +24,12 @@ use super::serves::Serves;
 use super::start::Prepared;
 use crate::blocking::Pool;
 use crate::error::Error;
-use crate::overload::{Load, Overload, Told};
+use crate::overload::{Load, Overload, LoadReport};
 use crate::shard::face::service::FactoryOutput;
 use crate::shard::remote::control::ServerControl;
-use crate::shard::running::beginning::Beginning;
-use crate::shard::running::starting::{ShardStart, StartState, Starting};
-use crate::shard::running::stepped::{Stage, Stepped, SteppedShard};
+use crate::shard::running::beginning::StartingShard;
+use crate::shard::running::starting::{ShardStart, StartState, StartWait};
+use crate::shard::running::stepped::{StepStage, Stepped, SteppedShard};
 use crate::shard::state::shard_loop::Peers;
 use crate::shard::wakes::inbox::{Command, OnCall, enter_shard, leave_shard};
 use crate::stats::{ServerStats, ServiceNames, ShardStats};
@@ -47,7 +47,7 @@ pub(crate) struct SteppedServer {
     shards: Vec<Box<dyn Stepped>>,
     ends: Vec<Option<ShardEnd>>,
     blocking: Arc<dyn Pool>,
-    starting: Starting,
+    starting: StartWait,
     control: ServerControl,
     overload: Overload,
     /// Its loads, if they are watched.
@@ -101,8 +101,8 @@ impl SteppedServer {
                 is_there: matches!(made, FactoryOutput::Now(_)),
                 steps: Box::new(move |ring, all_there| {
                     let stage = match made {
-                        FactoryOutput::Now(services) if all_there => Stage::Serves(shard.serving(services)),
-                        made => Stage::Begins(Beginning::new(shard, made, start)),
+                        FactoryOutput::Now(services) if all_there => StepStage::Serves(shard.serving(services)),
+                        made => StepStage::Begins(StartingShard::new(shard, made, start)),
                     };
                     Box::new(SteppedShard::new(ring, stage))
                 }),
@@ -132,7 +132,7 @@ impl SteppedServer {
         let surroundings = |limits: &ServerLimits| (clock, pool(limits));
         let (ring, listening, shared) =
             shared(config, framings, &listen, SIMULATED_DESCRIPTORS, surroundings)?;
-        let mut starting = Starting::new();
+        let mut starting = StartWait::new();
         shared.begin(&mut starting);
         let no_sockets = (0..shared.checked.shards).map(|_| Vec::new()).collect();
         let seeds = shared.seeds(no_sockets, &[]);
@@ -240,7 +240,7 @@ impl SteppedServer {
 
     /// Sets the load that a watchdog would report of each shard.
     pub(crate) fn set_load(&self, load: Load, share: f64) {
-        let told = Told { share, turn: None, refuses: load >= Load::Refusing };
+        let told = LoadReport { share, turn: None, refuses: load >= Load::Refusing };
         self.remotes.iter().for_each(|remote| remote.load.set(load, told));
     }
 

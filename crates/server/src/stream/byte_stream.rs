@@ -20,7 +20,7 @@ use crate::overload::Load;
 use crate::shard::face::conn_handle::StreamHandle;
 use crate::shard::face::handle::Shard;
 use crate::shard::tasks::draining::Draining;
-use crate::shard::tasks::session::Session;
+use crate::shard::tasks::session::StreamSession;
 
 /// A connection as a stream of bytes, for a handler of [`stream`](crate::stream()).
 ///
@@ -57,12 +57,12 @@ use crate::shard::tasks::session::Session;
 /// polled once more to see the error, and dropped if it waits again. A stream that was moved
 /// elsewhere stays: reads and writes return the error.
 pub struct Stream {
-    pub(super) shared: ConnShared<Session>,
+    pub(super) shared: ConnShared<StreamSession>,
     pub(super) shard: Shard,
 }
 
 impl Stream {
-    pub(super) fn new(shared: ConnShared<Session>, shard: Shard) -> Stream {
+    pub(super) fn new(shared: ConnShared<StreamSession>, shard: Shard) -> Stream {
         Stream { shared, shard }
     }
 

@@ -19,7 +19,7 @@ use crate::blocking::{Blocking, resolve};
 use crate::shard::face::guarded_transport::GuardedTransport;
 use crate::shard::face::handle::Shard;
 use crate::shard::tasks::attempts::{Attempt, Progress};
-use crate::shard::tasks::session::Session;
+use crate::shard::tasks::session::StreamSession;
 use crate::shard::wakes::timers::Sleep;
 
 /// The time after which the next address of a name is tried beside those that have not answered
@@ -374,7 +374,7 @@ impl Attempting {
         Attempting { attempt, shard: shard.clone() }
     }
 
-    fn poll(&self, task: &mut Context<'_>) -> Poll<io::Result<ConnShared<Session>>> {
+    fn poll(&self, task: &mut Context<'_>) -> Poll<io::Result<ConnShared<StreamSession>>> {
         match self.attempt.progress.take() {
             Progress::Done(result) => Poll::Ready(result),
             other => {
@@ -487,7 +487,7 @@ impl Named {
         Named { name, step, sleep, transport }
     }
 
-    fn poll(&mut self, task: &mut Context<'_>, shard: &Shard) -> Poll<io::Result<ConnShared<Session>>> {
+    fn poll(&mut self, task: &mut Context<'_>, shard: &Shard) -> Poll<io::Result<ConnShared<StreamSession>>> {
         loop {
             match &mut self.step {
                 Step::Resolving(lookup) => {

@@ -6,7 +6,7 @@ use ringserve_core::{CloseReason, ConnShared, Reservation};
 
 use super::byte_stream::Stream;
 use crate::client_info::ClientInfo;
-use crate::shard::tasks::session::Session;
+use crate::shard::tasks::session::StreamSession;
 
 impl Stream {
     /// Bytes of one owned piece that may be queued; see `Outlet::owned_room`.
@@ -22,7 +22,7 @@ impl Stream {
 
 /// See [`Stream::fate`].
 pub(crate) struct Fate {
-    shared: ConnShared<Session>,
+    shared: ConnShared<StreamSession>,
 }
 
 impl Fate {

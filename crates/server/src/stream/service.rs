@@ -18,7 +18,7 @@ use crate::shard::face::cx::Cx;
 use crate::shard::face::handle::Shard;
 use crate::shard::face::opening::{OpenCx, Refusal};
 use crate::shard::face::service::{FactoryError, FactoryOutput, IntoService, Service};
-use crate::shard::tasks::session::Session;
+use crate::shard::tasks::session::StreamSession;
 use crate::shard::tasks::spawned::ResetsOnPanic;
 
 /// The result of a [`Stream`](crate::Stream) handler: nothing, or a `Result` whose error is logged
@@ -152,20 +152,20 @@ impl<H> Streams<H> {
 }
 
 impl<H: HandleStream> Service for Streams<H> {
-    type Session = Session;
+    type Session = StreamSession;
     type Error = Infallible;
 
-    fn open(&self, opening: &OpenCx<'_>) -> impl Future<Output = Result<Session, Refusal>> {
+    fn open(&self, opening: &OpenCx<'_>) -> impl Future<Output = Result<StreamSession, Refusal>> {
         let head = opening.head();
         head.hold_open();
         head.read_on();
-        let session = Session::default();
+        let session = StreamSession::default();
         let future = run(self.handler.clone(), head.clone(), self.shard.clone());
         session.task.set(Some(self.shard.tasks().spawn(Box::pin(future))));
         ready(Ok(session))
     }
 
-    async fn call(&self, cx: &Cx<'_, Session>, frame: Frame) -> Result<(), Infallible> {
+    async fn call(&self, cx: &Cx<'_, StreamSession>, frame: Frame) -> Result<(), Infallible> {
         let session = cx.session();
         session.put(frame.into_lease());
         session.run_reader(self.shard.tasks());
@@ -181,12 +181,12 @@ impl<H: HandleStream> Service for Streams<H> {
         Ok(())
     }
 
-    fn input_ended(&self, cx: &Cx<'_, Session>) {
+    fn input_ended(&self, cx: &Cx<'_, StreamSession>) {
         cx.session().end_input();
         cx.session().run_reader(self.shard.tasks());
     }
 
-    fn close(&self, closed: &CloseCx<'_, Session>) {
+    fn close(&self, closed: &CloseCx<'_, StreamSession>) {
         let session = closed.session();
         session.set_ended(closed.reason());
         let task = session.task.take();
@@ -202,7 +202,7 @@ impl<H: HandleStream> Service for Streams<H> {
 /// Runs a stream's handler. `head` is that of its connection, whose session is made before this is
 /// polled.
 async fn run<H: HandleStream>(handler: Rc<Handler<H>>, head: ConnHead, shard: Shard) {
-    let Ok(shared) = head.clone().downcast::<Session>() else { return };
+    let Ok(shared) = head.clone().downcast::<StreamSession>() else { return };
     let _resets = ResetsOnPanic::new(head.clone(), shard.tasks().clone());
     let stream = Stream::new(shared, shard.clone());
     let result = handler.handler.handle(stream).await;

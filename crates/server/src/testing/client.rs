@@ -15,7 +15,7 @@ use ringserve_simkernel::{Socket, SocketListener};
 
 use super::tasks::{Code, WaitsFor};
 use super::world::World;
-use crate::trace::Place;
+use crate::trace::TracePlace;
 use crate::watched_service::shown;
 
 /// The result of a client: an error says why it gave up.
@@ -136,7 +136,7 @@ impl Net {
 
     fn event(&self, connection: Option<SocketAddr>, what: impl FnOnce() -> String) {
         self.world.trace.set_subject(connection);
-        self.world.trace.event(&Place::Client(self.name.clone()), connection, what);
+        self.world.trace.event(&TracePlace::Client(self.name.clone()), connection, what);
     }
 }
 

@@ -81,5 +81,5 @@ pub use client::{ClientListener, ClientResult, ClientSleep, ClientStream, Net};
 pub use ringserve_simkernel::{Fault, FaultCounts, Faults};
 pub use seeds::{SeedFailure, SeedOutcome, Seeds};
 pub use sim::{Sim, SimServer};
-pub use unit::{Called, TestConn, frame};
+pub use unit::{CallOutcome, TestConn, frame};
 pub use world::compute;

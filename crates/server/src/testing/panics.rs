@@ -12,10 +12,10 @@ thread_local! {
 }
 
 /// While it lives, panics of this thread are kept.
-pub(crate) struct Kept(());
+pub(crate) struct PanicRecorder(());
 
-impl Kept {
-    pub(crate) fn begin() -> Kept {
+impl PanicRecorder {
+    pub(crate) fn begin() -> PanicRecorder {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             let others = panic::take_hook();
@@ -32,11 +32,11 @@ impl Kept {
         });
         SAID.take();
         IN_A_SEED.set(true);
-        Kept(())
+        PanicRecorder(())
     }
 }
 
-impl Drop for Kept {
+impl Drop for PanicRecorder {
     fn drop(&mut self) {
         IN_A_SEED.set(false);
     }

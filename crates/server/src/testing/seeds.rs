@@ -13,7 +13,7 @@ use ringserve_simkernel::{Adversary, FaultCounts, Faults, HostileEvent};
 
 use super::panics;
 use super::sim::Sim;
-use super::world::{SeedFailed, Settings, World};
+use super::world::{SeedFailed, WorldDraws, World};
 use crate::trace::{Keeps, Trace};
 
 /// The environment variable that runs one seed again, with its trace.
@@ -188,12 +188,12 @@ impl Seeds {
     }
 
     fn run_seed(&self, seed: u64, keeps: Keeps, test: &dyn Fn(&Sim)) -> Result<SeedOutcome, SeedFailure> {
-        let _kept = panics::Kept::begin();
+        let _kept = panics::PanicRecorder::begin();
         let time = VirtualTime::start();
         let faults = self.faults.clone().drawn(seed);
         let adversary = self.adversary.clone();
         let (steps_max, allowed) = (self.steps_max, self.allowed.clone());
-        let settings = Settings { seed, faults, adversary, steps_max, allowed };
+        let settings = WorldDraws { seed, faults, adversary, steps_max, allowed };
         let world = Rc::new(World::new(settings, time.clone(), Trace::new(time, keeps)));
         let sim = Sim::new(world.clone(), self.age.unwrap_or_else(|| drawn_age(seed)));
         let ran = catch_unwind(AssertUnwindSafe(|| {

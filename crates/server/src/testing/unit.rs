@@ -17,7 +17,7 @@ use ringserve_simkernel::{Adversary, Faults, Socket};
 
 use super::panics;
 use super::sim::Sim;
-use super::world::{Ran, SeedFailed, Settings, World};
+use super::world::{Ran, SeedFailed, WorldDraws, World};
 use crate::overload::{Load, Shed};
 use crate::server::builder::Server;
 use crate::shard::face::closed::{CloseCx, Failure};
@@ -75,7 +75,7 @@ pub struct TestConn<S: Service<H>, H: Default + 'static = ()> {
 /// The outcome of a call.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Called<E> {
+pub struct CallOutcome<E> {
     /// The result that the call returned.
     pub result: Result<(), E>,
     /// Each [`reply`](crate::Cx::reply) since the last call, and [written](crate::Cx::write) bytes:
@@ -107,7 +107,7 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
         const ADDR: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 0, 0, 1), 7000);
         let time = VirtualTime::start();
         let trace = Trace::new(time.clone(), Keeps::Events);
-        let settings = Settings {
+        let settings = WorldDraws {
             seed: 0,
             faults: Faults::none(),
             adversary: Adversary::default(),
@@ -143,7 +143,7 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
     /// # Panics
     /// If the service panics, the connection is closed already, or the call is pending and nothing
     /// more can happen.
-    pub fn call(&mut self, frame: impl AsRef<[u8]>) -> Called<S::Error> {
+    pub fn call(&mut self, frame: impl AsRef<[u8]>) -> CallOutcome<S::Error> {
         self.call_with_head(frame, H::default())
     }
 
@@ -171,7 +171,7 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
     ///
     /// # Panics
     /// As [`call`](TestConn::call).
-    pub fn call_with_head(&mut self, frame: impl AsRef<[u8]>, head: H) -> Called<S::Error> {
+    pub fn call_with_head(&mut self, frame: impl AsRef<[u8]>, head: H) -> CallOutcome<S::Error> {
         self.guarded(|conn| {
             assert!(!conn.is_closed(), "the connection is closed");
             conn.seen.head.set(head);
@@ -195,7 +195,7 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
             match (ran, result) {
                 (Ran::Over, Some(result)) => {
                     conn.run_due();
-                    Called { result, replies: conn.replies() }
+                    CallOutcome { result, replies: conn.replies() }
                 }
                 (Ran::Over, None) => {
                     panic!("the call was dropped: {}", conn.close_reason().expect("it is closed"))
@@ -284,7 +284,7 @@ impl<S: Service<H>, H: Default + 'static> TestConn<S, H> {
 
     /// Turns a panic of the service into one of the test.
     fn guarded<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
-        let kept = panics::Kept::begin();
+        let kept = panics::PanicRecorder::begin();
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| act(self)));
         let said = panics::take().pop();
         drop(kept);

@@ -32,7 +32,7 @@ use crate::server::running::ShardDeath;
 use crate::server::stepped::SteppedServer;
 use crate::shard::running::starting::StartState;
 use crate::shard::wakes::inbox::{Command, OnCall};
-use crate::trace::{Place, Trace};
+use crate::trace::{TracePlace, Trace};
 
 /// The longest that a shard does not run.
 const STALL_MAX: Duration = Duration::from_secs(2);
@@ -133,7 +133,7 @@ pub(crate) enum Ran {
 pub(crate) struct SeedFailed(pub(crate) String);
 
 /// The draws of a seed in the world.
-pub(crate) struct Settings {
+pub(crate) struct WorldDraws {
     pub(crate) seed: u64,
     pub(crate) faults: Faults,
     pub(crate) adversary: Adversary,
@@ -142,8 +142,8 @@ pub(crate) struct Settings {
 }
 
 impl World {
-    pub(crate) fn new(settings: Settings, time: VirtualTime, trace: Trace) -> World {
-        let Settings { seed, faults, adversary, steps_max, allowed } = settings;
+    pub(crate) fn new(settings: WorldDraws, time: VirtualTime, trace: Trace) -> World {
+        let WorldDraws { seed, faults, adversary, steps_max, allowed } = settings;
         let mut rng = Rng::new(seed ^ 0x7465_7374_696E_6721);
         // Half of all seeds have turns that take time, as real ones do.
         let round_takes = if rng.one_in(2) { rng.spread(100, 1_000_000) } else { 0 };
@@ -193,7 +193,7 @@ impl World {
     }
 
     pub(crate) fn event(&self, what: impl FnOnce() -> String) {
-        self.trace.event(&Place::World, None, what);
+        self.trace.event(&TracePlace::World, None, what);
     }
 
     // Servers.
@@ -540,7 +540,7 @@ impl World {
         };
         // What it holds is dropped here, as a part of it.
         drop(code);
-        self.trace.event(&Place::Client(name), self.trace.subject(), || match &done {
+        self.trace.event(&TracePlace::Client(name), self.trace.subject(), || match &done {
             Ok(()) => "is done".to_owned(),
             Err(error) => format!("gives up: {error}"),
         });

@@ -10,7 +10,7 @@ use ringserve_core::Time;
 
 use super::alarm::Alarm;
 use super::loads::LoadBoard;
-use super::times::Times;
+use super::times::TimeSamples;
 use crate::stats::{ShardTimes, Stall, StallCause};
 
 /// Stalls that are kept, in addition to those that last: one of each shard of a large machine.
@@ -22,15 +22,15 @@ pub(crate) struct Watch {
     /// Set once there is a watchdog.
     alarm: OnceLock<Alarm>,
     is_over: AtomicBool,
-    stalls: Mutex<VecDeque<Kept>>,
+    stalls: Mutex<VecDeque<StallRecord>>,
     /// By shard and cause.
     counts: OnceLock<Box<[[AtomicU64; StallCause::ALL.len()]]>>,
-    times: Mutex<Times>,
+    times: Mutex<TimeSamples>,
     pub(crate) loads: LoadBoard,
 }
 
 /// A stall with the moment at which it began.
-pub(crate) struct Kept {
+pub(crate) struct StallRecord {
     pub(crate) since: Time,
     pub(crate) stall: Stall,
 }
@@ -63,7 +63,7 @@ impl Watch {
         self.is_over.load(Ordering::Acquire)
     }
 
-    fn kept(&self) -> MutexGuard<'_, VecDeque<Kept>> {
+    fn kept(&self) -> MutexGuard<'_, VecDeque<StallRecord>> {
         self.stalls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -75,7 +75,7 @@ impl Watch {
         let mut kept = self.kept();
         // A look may be under way when the server ends.
         stall.ongoing &= !self.is_over();
-        kept.push_back(Kept { since, stall });
+        kept.push_back(StallRecord { since, stall });
         let over = kept.iter().filter(|kept| !kept.stall.ongoing).count();
         if over >= KEPT
             && let Some(oldest) = kept.iter().position(|kept| !kept.stall.ongoing)
@@ -85,7 +85,7 @@ impl Watch {
     }
 
     /// Changes the stall of a shard that lasts, and returns it as it is then.
-    pub(crate) fn change(&self, shard: usize, change: impl FnOnce(&mut Kept)) -> Option<Stall> {
+    pub(crate) fn change(&self, shard: usize, change: impl FnOnce(&mut StallRecord)) -> Option<Stall> {
         let mut kept = self.kept();
         let ongoing = kept.iter_mut().rev().find(|kept| kept.stall.ongoing && kept.stall.shard == shard)?;
         change(ongoing);
@@ -94,7 +94,7 @@ impl Watch {
 
     /// The last ones and those that last, the oldest first.
     pub(crate) fn stalls(&self, now: Time) -> Vec<Stall> {
-        let as_now = |kept: &Kept| {
+        let as_now = |kept: &StallRecord| {
             let ago = now - kept.since;
             let lasted = if kept.stall.ongoing { ago } else { kept.stall.lasted };
             Stall { ago, lasted, ..kept.stall.clone() }
@@ -104,7 +104,7 @@ impl Watch {
 
     /// True while a shard is at one piece of work for at least `over`.
     pub(crate) fn is_stalled(&self, shard: usize, over: Duration, now: Time) -> bool {
-        let lasts = |kept: &Kept| kept.stall.ongoing && !kept.stall.several && now - kept.since >= over;
+        let lasts = |kept: &StallRecord| kept.stall.ongoing && !kept.stall.several && now - kept.since >= over;
         self.kept().iter().any(|kept| kept.stall.shard == shard && lasts(kept))
     }
 
@@ -118,7 +118,7 @@ impl Watch {
         })
     }
 
-    fn times(&self) -> MutexGuard<'_, Times> {
+    fn times(&self) -> MutexGuard<'_, TimeSamples> {
         self.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -18,7 +18,7 @@ pub(crate) const OVER: Duration = Duration::from_secs(1);
 type Sample = (Time, Vec<Option<ThreadTimes>>);
 
 /// The last samples, the newest last.
-pub(crate) struct Times {
+pub(crate) struct TimeSamples {
     kept: VecDeque<Sample>,
     /// Memory of samples that are no longer needed: the watchdog of a server that works allocates
     /// nothing.
@@ -28,13 +28,13 @@ pub(crate) struct Times {
 /// Samples that there are at once, at most.
 const SAMPLES: usize = 4;
 
-impl Default for Times {
-    fn default() -> Times {
-        Times { kept: VecDeque::with_capacity(SAMPLES), spare: Vec::with_capacity(SAMPLES) }
+impl Default for TimeSamples {
+    fn default() -> TimeSamples {
+        TimeSamples { kept: VecDeque::with_capacity(SAMPLES), spare: Vec::with_capacity(SAMPLES) }
     }
 }
 
-impl Times {
+impl TimeSamples {
     /// Takes memory for the samples of this number of shards.
     pub(crate) fn prepare(&mut self, shards: usize) {
         self.spare.resize_with(SAMPLES, || Vec::with_capacity(shards));
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn shares_are_those_of_the_last_second() {
-        let mut kept = Times::default();
+        let mut kept = TimeSamples::default();
         kept.keep(at(0), times(0, 0));
         assert!(!kept.is_due(at(499)) && kept.is_due(at(500)));
         for (now, ran, waited) in [(500, 100, 0), (1000, 200, 0), (1500, 700, 0), (2000, 900, 0)] {
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn shares_of_the_first_second_are_those_of_what_is_known() {
-        let mut kept = Times::default();
+        let mut kept = TimeSamples::default();
         assert_eq!(kept.shares(at(100), &times(50, 0))[0].busy, 0.0);
         kept.keep(at(100), times(50, 0));
         assert_eq!(kept.shares(at(100), &times(50, 0))[0].busy, 0.0, "in no time");
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn shard_without_a_thread_has_no_times() {
-        let mut kept = Times::default();
+        let mut kept = TimeSamples::default();
         kept.keep(at(0), vec![None]);
         assert_eq!(kept.shares(at(1000), &[None]), [ShardTimes::default()]);
         assert_eq!(kept.shares(at(1000), &times(500, 0))[0].busy, 0.0, "it began since");

@@ -33,7 +33,7 @@ pub(crate) struct ThreadFacts {
 pub(crate) struct Sleeps {
     pub(crate) cause: StallCause,
     /// The function of the kernel.
-    pub(crate) place: Option<Place>,
+    pub(crate) place: Option<KernelFunction>,
     /// It waits for events of descriptors, as a runtime does that has nothing to do.
     pub(crate) polls: bool,
 }
@@ -41,14 +41,14 @@ pub(crate) struct Sleeps {
 /// The name of a function of the kernel, or its beginning. Threads are looked at each few
 /// milliseconds, so it takes no allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct KernelFunction {
     bytes: [u8; 47],
     len: u8,
 }
 
-impl Place {
-    pub(crate) fn new(name: &str) -> Place {
-        let mut place = Place { bytes: [0; 47], len: name.len().min(47) as u8 };
+impl KernelFunction {
+    pub(crate) fn new(name: &str) -> KernelFunction {
+        let mut place = KernelFunction { bytes: [0; 47], len: name.len().min(47) as u8 };
         place.bytes[..usize::from(place.len)].copy_from_slice(&name.as_bytes()[..usize::from(place.len)]);
         place
     }
@@ -94,7 +94,7 @@ impl ThreadFiles {
             let place = text_of(self.wchan.as_ref(), &mut place).filter(|place| *place != "0");
             let cause = cause_of(call, place.unwrap_or_default());
             let polls = cause == StallCause::Read && call.is_none_or(|call| !READS.contains(&call));
-            Sleeps { cause, place: place.map(Place::new), polls }
+            Sleeps { cause, place: place.map(KernelFunction::new), polls }
         });
         Some(ThreadFacts { times: self.times().unwrap_or_default(), sleeps })
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ringserve_core::Time;
 
-use super::facts::{Place, ThreadFacts};
+use super::facts::{KernelFunction, ThreadFacts};
 use crate::stats::StallCause;
 use crate::watch::options::StallOptions;
 use crate::watch::state::State;
@@ -25,7 +25,7 @@ pub(crate) struct Seen {
 
 /// The stage of a stall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum StallStage {
     Begins,
     Lasts,
     Ended,
@@ -34,7 +34,7 @@ pub(crate) enum Stage {
 /// A stall, as a look leaves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    pub(crate) stage: Stage,
+    pub(crate) stage: StallStage,
     pub(crate) since: Time,
     pub(crate) lasted: Duration,
     pub(crate) cause: StallCause,
@@ -62,7 +62,7 @@ struct Watched {
     /// When its thread was looked at last, and what that did.
     known: Option<(Time, ThreadFacts)>,
     spent: [Duration; StallCause::ALL.len()],
-    waits_in: Option<Place>,
+    waits_in: Option<KernelFunction>,
     /// A stall that began is reported again from this length on.
     told_from: Option<Duration>,
 }
@@ -123,7 +123,7 @@ impl Watched {
         spent.or_else(sleeps)
     }
 
-    fn verdict(&self, stage: Stage, until: Time, is_loud: bool) -> Verdict {
+    fn verdict(&self, stage: StallStage, until: Time, is_loud: bool) -> Verdict {
         let cause = self.cause().unwrap_or(StallCause::Other);
         let is_asleep = !matches!(cause, StallCause::Cpu | StallCause::Starved);
         Verdict {
@@ -167,7 +167,7 @@ impl Judge {
             let before = std::mem::replace(watched, Watched::new(seen.state, since, seen.work));
             if before.told_from.is_some() {
                 watched.known = seen.thread.map(|facts| (now, facts));
-                return Some(before.verdict(Stage::Ended, since.max(before.since), false));
+                return Some(before.verdict(StallStage::Ended, since.max(before.since), false));
             }
         }
         if matches!(seen.state, State::Waits(_)) {
@@ -181,11 +181,11 @@ impl Judge {
         }
         let lasted = now - watched.since;
         let (stage, from) = match watched.told_from {
-            Some(from) => (Stage::Lasts, from),
+            Some(from) => (StallStage::Lasts, from),
             None if lasted < self.over => return None,
             // The next look knows what the thread did between both.
             None if tells && watched.cause().is_none() => return None,
-            None => (Stage::Begins, self.over),
+            None => (StallStage::Begins, self.over),
         };
         let is_loud = lasted >= from;
         let mut next = from;
@@ -236,7 +236,7 @@ mod tests {
 
     fn sleeps(ran: u64, cause: StallCause, place: &str) -> ThreadFacts {
         ThreadFacts {
-            sleeps: Some(Sleeps { cause, place: Some(Place::new(place)), polls: false }),
+            sleeps: Some(Sleeps { cause, place: Some(KernelFunction::new(place)), polls: false }),
             ..computes(ran, 0)
         }
     }
@@ -302,7 +302,7 @@ mod tests {
             // The first look finds the turn, and knows nothing of the thread.
             let looks: Vec<_> = [(101, computes(0, 0))].into_iter().chain(looks).collect();
             let verdict = judged(&looks).unwrap_or_else(|| panic!("{what}: a stall"));
-            assert_eq!((verdict.stage, verdict.cause), (Stage::Begins, cause), "{what}");
+            assert_eq!((verdict.stage, verdict.cause), (StallStage::Begins, cause), "{what}");
             assert_eq!((verdict.waits_in.as_deref(), verdict.since), (place, at(100)), "{what}");
         }
     }
@@ -330,10 +330,10 @@ mod tests {
         // reported first.
         let next = |began| seen(State::Turn(at(began)), sleeps(42, StallCause::Lock, "futex"));
         let ended = judge.look(0, at(180), next(150)).expect("the first stall is over");
-        assert_eq!((ended.stage, ended.since), (Stage::Ended, at(100)));
+        assert_eq!((ended.stage, ended.since), (StallStage::Ended, at(100)));
         let second = judge.look(0, at(192), next(150)).expect("the second stall");
-        assert_eq!((second.stage, second.lasted), (Stage::Begins, ms(42)));
-        assert_eq!(judge.look(0, at(200), next(198)).expect("it is over").stage, Stage::Ended);
+        assert_eq!((second.stage, second.lasted), (StallStage::Begins, ms(42)));
+        assert_eq!(judge.look(0, at(200), next(198)).expect("it is over").stage, StallStage::Ended);
         let at_once = judge.look(0, at(240), next(210)).expect("a stall");
         assert_eq!((at_once.since, at_once.lasted, at_once.cause), (at(210), ms(30), StallCause::Lock));
     }
@@ -344,7 +344,7 @@ mod tests {
         let dark = || Seen { state: State::Turn(at(100)), work: 7, thread: None };
         assert_eq!(judge.look(0, at(101), dark()), None);
         let verdict = judge.look(0, at(126), dark()).expect("a stall");
-        assert_eq!((verdict.stage, verdict.cause, verdict.is_loud), (Stage::Begins, StallCause::Other, true));
+        assert_eq!((verdict.stage, verdict.cause, verdict.is_loud), (StallStage::Begins, StallCause::Other, true));
     }
 
     #[test]
@@ -374,7 +374,7 @@ mod tests {
             stages.extend(verdict.map(|verdict| (verdict.stage, verdict.lasted)));
             assert_eq!(judge.look(1, at(now), seen(State::Waits(at(3)), asleep())), None, "the other shard");
         }
-        assert_eq!(stages, [(Stage::Begins, ms(26)), (Stage::Lasts, ms(38)), (Stage::Ended, ms(45))]);
+        assert_eq!(stages, [(StallStage::Begins, ms(26)), (StallStage::Lasts, ms(38)), (StallStage::Ended, ms(45))]);
     }
 
     #[test]
@@ -401,7 +401,7 @@ mod tests {
         assert_eq!((verdict.lasted, verdict.cause), (ms(25), StallCause::Cpu));
         judge.stopped(at(20_000), ms(10_000));
         let verdict = look(&mut judge, 20_012).expect("it goes on");
-        assert_eq!((verdict.stage, verdict.lasted), (Stage::Lasts, ms(1012)), "without the time of the stop");
+        assert_eq!((verdict.stage, verdict.lasted), (StallStage::Lasts, ms(1012)), "without the time of the stop");
         // A turn that no look saw before the stop.
         let mut judge = Judge::new(1, OVER);
         judge.stopped(at(9000), ms(8880));
@@ -461,14 +461,14 @@ mod tests {
                 let Some(verdict) = judge.look(0, at(now), Seen { state, work: 1, thread }) else { continue };
                 let (begin, end) = *turns.iter().find(|(begin, _)| at(*begin) == verdict.since).expect("a turn");
                 match verdict.stage {
-                    Stage::Begins => {
+                    StallStage::Begins => {
                         prop_assert_eq!(open.replace(begin), None);
                         prop_assert!(now <= end && now - begin >= 25);
                         prop_assert!(now - begin < 25 + 3 + within, "{} after it began", now - begin);
                         told.push(begin);
                     }
-                    Stage::Lasts => prop_assert_eq!(open, Some(begin)),
-                    Stage::Ended => {
+                    StallStage::Lasts => prop_assert_eq!(open, Some(begin)),
+                    StallStage::Ended => {
                         prop_assert_eq!(open.take(), Some(begin));
                         let real = ms(end - begin);
                         prop_assert!(verdict.lasted >= real && verdict.lasted <= real + ms(60 + seldom));

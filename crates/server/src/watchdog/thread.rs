@@ -11,12 +11,12 @@ use ringserve_core::Time;
 use ringserve_drivers::guarded;
 
 use super::facts::{ThreadFacts, ThreadFiles};
-use super::judge::{Judge, Seen, Stage, Verdict};
+use super::judge::{Judge, Seen, StallStage, Verdict};
 use super::lines::{END_TOLD_FROM, Lines};
 use super::loads::Loads;
 use crate::overload::Overload;
 use crate::shard::remote::control::ServerControl;
-use crate::shard::wakes::inbox::RemoteShard;
+use crate::shard::wakes::inbox::ShardRemote;
 use crate::snapshot::working::Working;
 use crate::stats::{Stall, StalledWork};
 use crate::watch::alarm::Alarm;
@@ -115,7 +115,7 @@ struct Looks {
 
 impl Looks {
     fn new(control: ServerControl, over: Duration, overload: Overload) -> Looks {
-        let looked = |remote: &Arc<RemoteShard>| Looked {
+        let looked = |remote: &Arc<ShardRemote>| Looked {
             files: ThreadFiles::open(remote.thread().unwrap_or_default()),
             lines: Lines::default(),
             lost_before: None,
@@ -209,7 +209,7 @@ impl Looks {
         }
         let seen = Seen { state, work: working.mark, thread };
         let verdict = self.judge.look(shard, now, seen);
-        let is_under_way = verdict.as_ref().is_some_and(|verdict| verdict.stage != Stage::Ended);
+        let is_under_way = verdict.as_ref().is_some_and(|verdict| verdict.stage != StallStage::Ended);
         if !is_under_way {
             looked.lost_before = if asks { queues(&self.control, shard).1 } else { None };
         }
@@ -224,7 +224,7 @@ impl Looks {
         let watch = self.control.watch();
         let lost_before = self.shards[shard].lost_before;
         let told = match stage {
-            Stage::Begins => {
+            StallStage::Begins => {
                 let is_hosted = self.control.remotes()[shard].is_hosted();
                 let (waiting, lost) = queues(&self.control, shard);
                 let stall = Stall {
@@ -248,7 +248,7 @@ impl Looks {
                 watch.begins(since, stall.clone());
                 Some(stall)
             }
-            Stage::Lasts => {
+            StallStage::Lasts => {
                 let (waiting, lost) = queues(&self.control, shard);
                 watch.change(shard, |kept| {
                     kept.since = since;
@@ -261,12 +261,12 @@ impl Looks {
                     }
                 })
             }
-            Stage::Ended => watch.change(shard, |kept| {
+            StallStage::Ended => watch.change(shard, |kept| {
                 (kept.stall.lasted, kept.stall.cause, kept.stall.ongoing) = (lasted, cause, false);
             }),
         };
         let Some(stall) = told else { return };
-        if stage == Stage::Ended {
+        if stage == StallStage::Ended {
             if lasted >= END_TOLD_FROM {
                 guarded(|| info!("{stall}"));
             }

@@ -20,7 +20,7 @@ use crate::shard::face::service::IntoService;
 use crate::shard::state::shard_loop::Admit;
 use crate::socket_options::options::SocketOptions;
 use crate::stats::UpstreamSource;
-use crate::telling::Telling;
+use crate::telling::ObserverConfig;
 use crate::watch::options::StallOptions;
 
 /// The settings of a server. What a service may set too is for those that do not.
@@ -51,7 +51,7 @@ pub(crate) struct ServerConfig {
     /// This server is the companion endpoint of another one: its start is no line in the log, and
     /// its thread has a name that says so.
     pub(crate) is_beside: bool,
-    pub(crate) telling: Telling,
+    pub(crate) telling: ObserverConfig,
     /// Groups of other servers, for reports.
     pub(crate) upstreams: Vec<Arc<dyn UpstreamSource>>,
 }

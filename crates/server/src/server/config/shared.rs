@@ -29,15 +29,15 @@ use crate::shard::face::guarded_transport::{GuardedTransport, reports_panics};
 use crate::shard::face::handle::Shard;
 use crate::shard::face::service::FactoryOutput;
 use crate::shard::remote::control::ServerControl;
-use crate::shard::running::starting::{ShardStart, Starting};
+use crate::shard::running::starting::{ShardStart, StartWait};
 use crate::shard::state::services::Services;
 use crate::shard::state::shard_loop::{Common, LaneParts, ShardLoop};
 use crate::shard::state::upstreams::add_upstreams;
-use crate::shard::tasks::ends::Ends;
-use crate::shard::wakes::inbox::RemoteShard;
+use crate::shard::tasks::ends::ServiceEnds;
+use crate::shard::wakes::inbox::ShardRemote;
 use crate::socket_options::asks::SocketQueries;
 use crate::stats::ServiceNames;
-use crate::telling::Told;
+use crate::telling::Observers;
 use crate::watch::accept_queue::AcceptQueues;
 
 /// The settings of a server, and what its start found.
@@ -52,7 +52,7 @@ pub(crate) struct SharedConfig {
     /// Which have a transport.
     transports: Transports,
     asks: SocketQueries,
-    told: Told,
+    told: Observers,
     clock: Clock,
     /// The connections of all shards together.
     quota: Arc<Quota>,
@@ -83,7 +83,7 @@ impl CheckedConfig {
         record: Option<Arc<Record>>,
     ) -> Arc<SharedConfig> {
         let names = self.names(&listening.addrs);
-        let remotes = (0..self.shards).map(|_| RemoteShard::new()).collect();
+        let remotes = (0..self.shards).map(|_| ShardRemote::new()).collect();
         let listeners = listening.addrs.clone().into();
         let rate = self.rate.take().map(|rate| Arc::new(rate.shared()));
         let control = ServerControl::new(remotes, listeners, blocking, clock.clone())
@@ -138,7 +138,7 @@ impl CheckedConfig {
 
 impl SharedConfig {
     /// Begins the start.
-    pub(crate) fn begin(&self, starting: &mut Starting) {
+    pub(crate) fn begin(&self, starting: &mut StartWait) {
         let names = self.names.lanes().map(|(_, name)| name.to_string()).collect();
         let CheckedConfig { shards, server_limits, .. } = &self.checked;
         starting.begin(*shards, self.clock.clone(), server_limits.start_timeout, names);
@@ -187,7 +187,7 @@ impl ShardSeed {
         remote.set_driver(waker);
         let random = Random::of_shard(checked.seed, self.index);
         let after = checked.services.iter().map(|service| service.after).collect();
-        let ends = Ends::new(names.clone(), after);
+        let ends = ServiceEnds::new(names.clone(), after);
         let shard = Shard::new(self.index, remote, control.clone(), clock.clone(), random, ends);
         shard.upstream_requests().set_connect_timeout(checked.server_limits.connect_timeout);
         shard

@@ -50,7 +50,7 @@ pub(crate) struct Listen<'a> {
 }
 
 /// One of the places at which a server listens.
-pub(crate) struct Place<'a> {
+pub(crate) struct ListenPlace<'a> {
     pub(crate) bind: &'a Bind,
     pub(crate) options: &'a SocketOptions,
     /// The service that is reached there, if there are several.
@@ -62,9 +62,9 @@ impl Listen<'_> {
     ///
     /// # Errors
     /// Nothing listens then.
-    pub(crate) fn at(&self, places: &[Place<'_>]) -> Result<(Vec<Vec<Listener>>, Listening), Error> {
+    pub(crate) fn at(&self, places: &[ListenPlace<'_>]) -> Result<(Vec<Vec<Listener>>, Listening), Error> {
         let addrs: Vec<&Address> = places.iter().map(|place| &place.bind.addr).collect();
-        let is_made = |place: &&Place<'_>| place.bind.adopted.is_none();
+        let is_made = |place: &&ListenPlace<'_>| place.bind.adopted.is_none();
         // All are looked at before the first one listens: 127.0.0.1:7000 and 0.0.0.0:7000 do not
         // stand in each other's way.
         if !self.share_port {
@@ -160,7 +160,7 @@ mod tests {
     ) -> Result<(Vec<Vec<Listener>>, Listening), Error> {
         let options = SocketOptions::default();
         let binds = addrs.iter().map(|addr| Bind::new(addr.clone())).collect::<Vec<_>>();
-        let place = |bind| Place { bind, options: &options, service: None };
+        let place = |bind| ListenPlace { bind, options: &options, service: None };
         Listen { shards, share_port, cpus: &[] }.at(&binds.iter().map(place).collect::<Vec<_>>())
     }
 

@@ -67,7 +67,7 @@ struct Slot<S: Service<H>, H> {
 }
 
 /// The outcome of an `open` that began.
-pub(crate) enum Begun<S: Service<H>, H> {
+pub(crate) enum OpenOutcome<S: Service<H>, H> {
     /// It is done.
     Done(Result<Answer<S, H>, Panicked>),
     /// It waits, with this number, and holds this many bytes.
@@ -90,29 +90,29 @@ impl<S: Service<H>, H: 'static> Opens<S, H> {
     }
 
     /// Opens a connection.
-    pub(crate) fn begin(&mut self, head: ConnHead) -> Begun<S, H> {
+    pub(crate) fn begin(&mut self, head: ConnHead) -> OpenOutcome<S, H> {
         let id = head.id();
         let free = self.free.last().copied();
         let task = free.or_else(|| grow(&mut self.slots, &mut self.free, self.numbers));
-        let Some(task) = task else { return Begun::NoMemory };
+        let Some(task) = task else { return OpenOutcome::NoMemory };
         let slot = match &mut self.slots[task as usize] {
             Some(slot) => slot,
             empty => match Slot::new(&self.service, &self.shard, task | self.numbers.mark) {
                 Some(slot) => empty.insert(slot),
-                None => return Begun::NoMemory,
+                None => return OpenOutcome::NoMemory,
             },
         };
         slot.job.head.set(Some(head));
         match guard(|| slot.poll()) {
-            Ok(Some(answer)) => Begun::Done(Ok(answer)),
+            Ok(Some(answer)) => OpenOutcome::Done(Ok(answer)),
             Ok(None) => {
                 slot.id = Some(id);
                 self.free.pop();
-                Begun::Waits(task, size_of_val(&*slot.future) + size_of::<Slot<S, H>>())
+                OpenOutcome::Waits(task, size_of_val(&*slot.future) + size_of::<Slot<S, H>>())
             }
             Err(panicked) => {
                 self.discard(task);
-                Begun::Done(Err(panicked))
+                OpenOutcome::Done(Err(panicked))
             }
         }
     }

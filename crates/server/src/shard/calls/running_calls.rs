@@ -187,7 +187,7 @@ where
 
     /// Polls a call that was woken. `None` if it still waits, or if there is none: then the wake
     /// came late.
-    pub(crate) fn resume(&mut self, task: u32) -> Option<CallEnd<S::Error>> {
+    pub(crate) fn resume(&mut self, task: u32) -> Option<WokenCall<S::Error>> {
         let slot = self.slots.get_mut(task as usize)?.as_mut()?;
         // Also when there is no call: the next one here must be woken again.
         slot.wake.taken();
@@ -208,7 +208,7 @@ where
                 Resumed::Panicked(panicked)
             }
         };
-        Some(CallEnd { id, result, parked: ParkOutcome { next, bytes, since }, before, start })
+        Some(WokenCall { id, result, parked: ParkOutcome { next, bytes, since }, before, start })
     }
 
     /// Drops a connection's calls that wait, `first` and those listed after it. Returns how many
@@ -273,7 +273,7 @@ pub(crate) fn grow<T>(slots: &mut Vec<Option<T>>, free: &mut Vec<u32>, numbers: 
 }
 
 /// A call that was woken and no longer waits.
-pub(crate) struct CallEnd<E> {
+pub(crate) struct WokenCall<E> {
     pub id: ConnId,
     pub result: Resumed<E>,
     /// Bytes that the state machine counted for it, with the next call in the connection's list.

@@ -13,8 +13,8 @@ use ringserve_drivers::guarded;
 use tracing::field::display;
 use tracing::{debug, info};
 
-use super::opens::{Answer, Begun, OPENING, OpenEnd, Opens};
-use super::running_calls::{CallEnd, Job, Resumed, Tasks};
+use super::opens::{Answer, OpenOutcome, OPENING, OpenEnd, Opens};
+use super::running_calls::{WokenCall, Job, Resumed, Tasks};
 use crate::log::LogObserver;
 use crate::overload::Shed;
 use crate::shard::Core;
@@ -217,9 +217,9 @@ where
         let Some(head) = core.shared(id) else { return };
         common.works_for(core, StalledWork::Open, id);
         match self.opens.begin(head.clone()) {
-            Begun::Done(answer) => self.answered(common, core, id, answer),
-            Begun::Waits(task, bytes) => self.opens.counted(task, core.open_parked(id, task, bytes)),
-            Begun::NoMemory => core.abort(id, CloseReason::MemoryLimit),
+            OpenOutcome::Done(answer) => self.answered(common, core, id, answer),
+            OpenOutcome::Waits(task, bytes) => self.opens.counted(task, core.open_parked(id, task, bytes)),
+            OpenOutcome::NoMemory => core.abort(id, CloseReason::MemoryLimit),
         }
     }
 
@@ -415,7 +415,7 @@ where
         }
         let end = self.tasks.resume(task)?;
         common.meter.snapshot.durations.call_ended(self.number, common.now, end.start);
-        let CallEnd { id, result, parked, before, .. } = end;
+        let WokenCall { id, result, parked, before, .. } = end;
         core.call_done(id, task, parked, before);
         match result {
             Resumed::Done(Ok(())) => return Some(id),

@@ -12,8 +12,8 @@ use ringserve_core::framing::WriteResult;
 use ringserve_core::{ConnHead, ConnId, Outlet, Payload, RemoteGate, SharedPayload};
 
 use super::handle::Shard;
-use crate::shard::wakes::awaited::Until;
-use crate::shard::wakes::inbox::{Letter, RemoteShard};
+use crate::shard::wakes::awaited::AwaitedEvent;
+use crate::shard::wakes::inbox::{ShardRequest, ShardRemote};
 use crate::shard::wakes::notice::notice;
 
 /// Reaches a connection from any thread: from its own shard, another shard, or a thread beside
@@ -33,7 +33,7 @@ use crate::shard::wakes::notice::notice;
 pub struct ConnHandle {
     id: ConnId,
     gate: Arc<RemoteGate>,
-    remote: Arc<RemoteShard>,
+    remote: Arc<ShardRemote>,
     shard: u32,
 }
 
@@ -87,11 +87,11 @@ impl ConnHandle {
         if self.gate.is_gone() {
             return Err(PushError::Gone);
         }
-        let bytes = Letter::bytes_of(&payload);
+        let bytes = ShardRequest::bytes_of(&payload);
         if !self.gate.announce(bytes) {
             return Err(PushError::Full);
         }
-        let letter = Letter::Push { id: self.id, gate: self.gate.clone(), payload, is_framed };
+        let letter = ShardRequest::Push { id: self.id, gate: self.gate.clone(), payload, is_framed };
         self.remote.send(letter).map_err(|_| {
             self.gate.arrived(bytes);
             PushError::Gone
@@ -107,7 +107,7 @@ impl ConnHandle {
     /// connection's shard. Dropping the future is free.
     pub async fn ready(&self) {
         while !self.gate.is_gone() && self.gate.is_full() {
-            wait(&self.remote, self.id, Until::Ready).await;
+            wait(&self.remote, self.id, AwaitedEvent::Ready).await;
         }
     }
 
@@ -118,7 +118,7 @@ impl ConnHandle {
     ///
     /// Any executor may await it, as [`ready`](ConnHandle::ready).
     pub async fn closed(&self) {
-        wait(&self.remote, self.id, Until::Closed).await;
+        wait(&self.remote, self.id, AwaitedEvent::Closed).await;
     }
 
     /// Closes the connection after its queued replies; a pending call is dropped then. Pushes find
@@ -128,7 +128,7 @@ impl ConnHandle {
     pub fn close(&self) {
         // A request that is repeated must not fill the shard's inbox.
         if self.gate.ask_close() {
-            let _ = self.remote.send(Letter::Close { id: self.id });
+            let _ = self.remote.send(ShardRequest::Close { id: self.id });
         }
     }
 
@@ -136,7 +136,7 @@ impl ConnHandle {
     /// caller runs on that shard. Pushes find it gone at once.
     pub fn abort(&self) {
         if self.gate.ask_abort() {
-            let _ = self.remote.send(Letter::Abort { id: self.id });
+            let _ = self.remote.send(ShardRequest::Abort { id: self.id });
         }
     }
 }
@@ -162,10 +162,10 @@ impl fmt::Debug for ConnHandle {
 }
 
 /// Waits until `until` has happened to a connection, or its shard ended.
-async fn wait(remote: &RemoteShard, id: ConnId, until: Until) {
+async fn wait(remote: &ShardRemote, id: ConnId, until: AwaitedEvent) {
     let (noticed, notify) = notice();
     // If the shard ended, the letter comes back, and its drop gives the notice.
-    let _ = remote.send(Letter::Await { id, until, notify });
+    let _ = remote.send(ShardRequest::Await { id, until, notify });
     noticed.await;
 }
 
@@ -352,7 +352,7 @@ impl LocalHandle {
     /// [`Service::close`](crate::Service::close). That is later than
     /// [`is_gone`](LocalHandle::is_gone), by the time that queued replies take to leave.
     pub async fn closed(&self) {
-        wait(self.shard.remote(), self.id, Until::Closed).await;
+        wait(self.shard.remote(), self.id, AwaitedEvent::Closed).await;
     }
 
     /// Closes the connection after its queued replies; a pending call is dropped then.

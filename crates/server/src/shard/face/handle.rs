@@ -19,14 +19,14 @@ use crate::shard::tasks::attempts::Requests;
 use crate::shard::tasks::draining::Draining;
 #[cfg(feature = "http")]
 use crate::shard::tasks::draining::Moment;
-use crate::shard::tasks::ends::{Ends, ServiceEnded, UnknownService};
+use crate::shard::tasks::ends::{ServiceEnds, ServiceEnded, UnknownService};
 use crate::shard::tasks::join::{JoinHandle, SpawnError};
 use crate::shard::tasks::spawned::{LocalTasks, ResetsOnPanic};
 use crate::shard::tasks::started::{Start, Started};
 use crate::shard::tasks::task::boxed;
 use crate::shard::wakes::awaited::Awaited;
 use crate::shard::wakes::flag::Flag;
-use crate::shard::wakes::inbox::RemoteShard;
+use crate::shard::wakes::inbox::ShardRemote;
 
 use crate::overload::pace::Pace;
 use crate::overload::{Load, LoadNow};
@@ -53,11 +53,11 @@ struct Inner {
     timers: Timers,
     random: Random,
     pace: Pace,
-    remote: Arc<RemoteShard>,
+    remote: Arc<ShardRemote>,
     mailboxes: RefCell<Vec<ReadMailbox>>,
     start: Start,
     draining: Flag,
-    ends: Ends,
+    ends: ServiceEnds,
     /// State that its connections share, once there is a state machine.
     core: OnceCell<Rc<ShardShared>>,
     upstreams: Requests,
@@ -70,11 +70,11 @@ struct Inner {
 impl Shard {
     pub(crate) fn new(
         index: usize,
-        remote: Arc<RemoteShard>,
+        remote: Arc<ShardRemote>,
         server: ServerControl,
         clock: Clock,
         random: Random,
-        ends: Ends,
+        ends: ServiceEnds,
     ) -> Shard {
         let timers = Timers::new(clock);
         let inner = Inner {
@@ -612,7 +612,7 @@ impl Shard {
     }
 
     /// The services in the drain.
-    pub(crate) fn ends(&self) -> &Ends {
+    pub(crate) fn ends(&self) -> &ServiceEnds {
         &self.inner.ends
     }
 
@@ -633,7 +633,7 @@ impl Shard {
         self.inner.draining.begin()
     }
 
-    pub(crate) fn remote(&self) -> &Arc<RemoteShard> {
+    pub(crate) fn remote(&self) -> &Arc<ShardRemote> {
         &self.inner.remote
     }
 

@@ -24,7 +24,7 @@ use std::task::{Context, Poll, Waker};
 
 use ringserve_base::guard::{discard, guard, wake};
 
-use crate::shard::wakes::inbox::RemoteShard;
+use crate::shard::wakes::inbox::ShardRemote;
 
 /// The most unused slots that are kept. The memory of a burst above it is given back.
 const SPARE_MAX: usize = 1024;
@@ -50,7 +50,7 @@ pub(crate) struct Asker<A> {
     /// Mostly used by the shard's own thread.
     slots: Mutex<Slots<A>>,
     /// `None` for threads that are no shard: their news are settled by the thread that brings them.
-    shard: OnceLock<Arc<RemoteShard>>,
+    shard: OnceLock<Arc<ShardRemote>>,
     /// Written by all shards that answer.
     news: Apart<Mutex<Newsbox<A>>>,
 }
@@ -65,14 +65,14 @@ struct Newsbox<A> {
 }
 
 /// The room in which a shard reads its news.
-pub(crate) struct Brought<A> {
+pub(crate) struct NewsReader<A> {
     news: Vec<News<A>>,
     late: Vec<Result<A, AskError>>,
 }
 
-impl<A> Default for Brought<A> {
-    fn default() -> Brought<A> {
-        Brought { news: Vec::new(), late: Vec::new() }
+impl<A> Default for NewsReader<A> {
+    fn default() -> NewsReader<A> {
+        NewsReader { news: Vec::new(), late: Vec::new() }
     }
 }
 
@@ -86,7 +86,7 @@ impl<A> Asker<A> {
     }
 
     /// Lets this shard read the news in its turns from now on.
-    pub(crate) fn belongs_to(&self, shard: Arc<RemoteShard>) {
+    pub(crate) fn belongs_to(&self, shard: Arc<ShardRemote>) {
         let _ = self.shard.set(shard);
     }
 
@@ -140,7 +140,7 @@ impl<A> Asker<A> {
     }
 
     /// Settles the questions with news, on the shard. Their wakers are added to `woken`.
-    pub(crate) fn read(&self, brought: &mut Brought<A>, woken: &mut Vec<Waker>) {
+    pub(crate) fn read(&self, brought: &mut NewsReader<A>, woken: &mut Vec<Waker>) {
         let mut newsbox = self.newsbox();
         if newsbox.news.is_empty() {
             return;
@@ -505,8 +505,8 @@ mod tests {
         Pin::new(ask).poll(&mut Context::from_waker(waker))
     }
 
-    fn asker() -> (Arc<Asker<u32>>, Arc<RemoteShard>) {
-        let (asker, remote) = (Arc::new(Asker::new()), RemoteShard::new());
+    fn asker() -> (Arc<Asker<u32>>, Arc<ShardRemote>) {
+        let (asker, remote) = (Arc::new(Asker::new()), ShardRemote::new());
         asker.belongs_to(remote.clone());
         (asker, remote)
     }
@@ -517,7 +517,7 @@ mod tests {
     }
 
     fn read(asker: &Asker<u32>) -> usize {
-        let (mut brought, mut woken) = (Brought::default(), Vec::new());
+        let (mut brought, mut woken) = (NewsReader::default(), Vec::new());
         asker.read(&mut brought, &mut woken);
         woken.len()
     }
@@ -585,7 +585,7 @@ mod tests {
 
     #[test]
     fn waker_that_panics_keeps_no_other_from_being_woken() {
-        let remote = RemoteShard::new();
+        let remote = ShardRemote::new();
         let task = crate::shard::wakes::inbox::TaskWaker::new(&remote, 7);
         let mut wakers = vec![bomb(), task.waker()];
         assert!(guard(|| wake_all(&mut wakers)).is_err());

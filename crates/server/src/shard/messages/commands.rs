@@ -10,7 +10,7 @@ use crate::shard::Core;
 use crate::shard::state::services::Services;
 use crate::shard::state::shard_loop::ShardLane;
 use crate::shard::tasks::draining::Moment;
-use crate::shard::wakes::inbox::{Command, Letter};
+use crate::shard::wakes::inbox::{Command, ShardRequest};
 use crate::stats::StalledWork;
 
 /// The most letters at the beginning of a turn, and as many at its end: together 1 ms of short
@@ -127,8 +127,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
         let mut looked = part == Part::End;
         for letter in letters.drain(..LETTERS_AT_ONCE.min(letters.len())) {
             match letter {
-                Letter::Push { id, gate, payload, is_framed } => {
-                    let bytes = Letter::bytes_of(&payload);
+                ShardRequest::Push { id, gate, payload, is_framed } => {
+                    let bytes = ShardRequest::bytes_of(&payload);
                     // The framing encodes it, and the owner of the bytes drops them: user code. A
                     // connection that missed a frame for that is reset at the end of the turn.
                     let pushed = guard(|| match core.shared(id) {
@@ -142,27 +142,27 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
                         self.common.report_panic("push", peer.map(|peer| (id, peer)), &panicked);
                     }
                 }
-                Letter::Close { id } => {
+                ShardRequest::Close { id } => {
                     if let Some(shared) = core.shared(id) {
                         shared.close();
                     }
                 }
-                Letter::Abort { id } => {
+                ShardRequest::Abort { id } => {
                     if let Some(shared) = core.shared(id) {
                         shared.abort();
                     }
                 }
-                Letter::Await { id, until, notify } => {
+                ShardRequest::Await { id, until, notify } => {
                     self.common.shard.awaited().wait(core.shared(id).map(|shared| &**shared), until, notify);
                 }
-                Letter::Socket { socket, peer, listener } => {
+                ShardRequest::Socket { socket, peer, listener } => {
                     let socket = self.parts.driver.take_over(socket);
                     core.take_handed_off(listener, socket, peer);
                 }
-                Letter::Memory { held_bytes_max, receive_bytes_max } => {
+                ShardRequest::Memory { held_bytes_max, receive_bytes_max } => {
                     core.bound_memory(held_bytes_max, receive_bytes_max);
                 }
-                Letter::Inspect(mut walk) => {
+                ShardRequest::Inspect(mut walk) => {
                     if walk.is_abandoned() {
                         continue;
                     }
@@ -171,7 +171,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
                     let has_more = looked || walk.step(core, &self.common.names);
                     looked = true;
                     if has_more {
-                        let _ = self.parts.remote.send(Letter::Inspect(walk));
+                        let _ = self.parts.remote.send(ShardRequest::Inspect(walk));
                     }
                 }
             }

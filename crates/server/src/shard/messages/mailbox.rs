@@ -20,14 +20,14 @@ use std::task::{Context, Poll, Waker};
 use ringserve_base::guard::discard;
 
 use super::asks::Ticket;
-use crate::shard::wakes::inbox::RemoteShard;
+use crate::shard::wakes::inbox::ShardRemote;
 
 /// Letters that get room at once: they are moved under the lock, in 20 µs or so, and each wakes a
 /// sender.
 const ADMITTED_AT_ONCE: usize = 256;
 
 /// A message on its way.
-pub(crate) struct Letter<M> {
+pub(crate) struct Envelope<M> {
     pub(crate) message: M,
     /// The shard that sent it; the number of shards for all other threads.
     pub(crate) from: u32,
@@ -38,12 +38,12 @@ pub(crate) struct Letter<M> {
 /// Messages for one shard.
 pub(crate) struct Mailbox<M> {
     capacity: usize,
-    remote: Arc<RemoteShard>,
+    remote: Arc<ShardRemote>,
     inside: Mutex<Inside<M>>,
 }
 
 struct Inside<M> {
-    letters: VecDeque<Letter<M>>,
+    letters: VecDeque<Envelope<M>>,
     /// By number, in order.
     waiting: BTreeMap<u64, Waiting<M>>,
     /// The number of messages that waited so far.
@@ -52,30 +52,30 @@ struct Inside<M> {
 }
 
 struct Waiting<M> {
-    letter: Letter<M>,
+    letter: Envelope<M>,
     waker: Option<Waker>,
 }
 
 /// The content of a mailbox when it was closed.
-pub(crate) struct Left<M> {
-    pub(crate) letters: VecDeque<Letter<M>>,
+pub(crate) struct MailboxRemains<M> {
+    pub(crate) letters: VecDeque<Envelope<M>>,
     /// The senders that waited for room.
     pub(crate) senders: Vec<Waker>,
 }
 
 impl<M> Mailbox<M> {
-    pub(crate) fn new(capacity: usize, remote: Arc<RemoteShard>) -> Mailbox<M> {
+    pub(crate) fn new(capacity: usize, remote: Arc<ShardRemote>) -> Mailbox<M> {
         let inside = Inside { letters: VecDeque::new(), waiting: BTreeMap::new(), waited: 0, closed: false };
         Mailbox { capacity, remote, inside: Mutex::new(inside) }
     }
 
     /// The shard of this mailbox.
-    pub(crate) fn remote(&self) -> &Arc<RemoteShard> {
+    pub(crate) fn remote(&self) -> &Arc<ShardRemote> {
         &self.remote
     }
 
     /// From any thread: leaves a letter if there is room, and no other one waits for it.
-    pub(crate) fn put(&self, letter: Letter<M>) -> Result<(), SendError<Letter<M>>> {
+    pub(crate) fn put(&self, letter: Envelope<M>) -> Result<(), SendError<Envelope<M>>> {
         let inside = self.inside();
         if inside.closed {
             return Err(SendError::Gone(letter));
@@ -88,7 +88,7 @@ impl<M> Mailbox<M> {
     }
 
     /// From any thread: leaves a letter, or has it wait for room.
-    pub(crate) fn send(self: &Arc<Self>, letter: Letter<M>) -> SendFuture<M> {
+    pub(crate) fn send(self: &Arc<Self>, letter: Envelope<M>) -> SendFuture<M> {
         let mut inside = self.inside();
         if inside.closed {
             return SendFuture::done(Err(SendError::Gone(letter.message)));
@@ -103,7 +103,7 @@ impl<M> Mailbox<M> {
         SendFuture { state: SendingState::Waits(self.clone(), number) }
     }
 
-    fn leave(&self, mut inside: MutexGuard<'_, Inside<M>>, letter: Letter<M>) {
+    fn leave(&self, mut inside: MutexGuard<'_, Inside<M>>, letter: Envelope<M>) {
         inside.letters.push_back(letter);
         let first = inside.letters.len() == 1;
         drop(inside);
@@ -115,7 +115,7 @@ impl<M> Mailbox<M> {
 
     /// On the shard: takes all letters that wait to be handled, and lets the next ones in, whose
     /// senders are added to `woken`.
-    pub(crate) fn take(&self, taken: &mut VecDeque<Letter<M>>, woken: &mut Vec<Waker>) {
+    pub(crate) fn take(&self, taken: &mut VecDeque<Envelope<M>>, woken: &mut Vec<Waker>) {
         debug_assert!(taken.is_empty(), "what was taken before is handled first");
         let mut inside = self.inside();
         std::mem::swap(taken, &mut inside.letters);
@@ -127,11 +127,11 @@ impl<M> Mailbox<M> {
     }
 
     /// The shard ended. Letters that wait for room are for their senders to take back.
-    pub(crate) fn close(&self) -> Left<M> {
+    pub(crate) fn close(&self) -> MailboxRemains<M> {
         let mut inside = self.inside();
         inside.closed = true;
         let senders = inside.waiting.values_mut().filter_map(|waiting| waiting.waker.take()).collect();
-        Left { letters: std::mem::take(&mut inside.letters), senders }
+        MailboxRemains { letters: std::mem::take(&mut inside.letters), senders }
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside<M>> {

@@ -9,8 +9,8 @@ use std::task::{Context, Poll, Waker};
 
 use ringserve_base::guard::{guard, wake};
 
-use super::asks::{Ask, AskAll, AskError, Asker, Brought, Reply, wake_all};
-use super::mailbox::{Letter, Mailbox, SendError, SendFuture};
+use super::asks::{Ask, AskAll, AskError, Asker, NewsReader, Reply, wake_all};
+use super::mailbox::{Envelope, Mailbox, SendError, SendFuture};
 use crate::shard::face::handle::Shard;
 use crate::shard::wakes::inbox::{OnEnd, this_shard};
 
@@ -173,7 +173,7 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
         assert!(registered, "shard {index} registered before");
         member.asker().belongs_to(remote.clone());
         remote.tell_end(member.clone());
-        let (mut taken, mut brought, mut woken) = (VecDeque::new(), Brought::default(), Vec::new());
+        let (mut taken, mut brought, mut woken) = (VecDeque::new(), NewsReader::default(), Vec::new());
         shard.add_mailbox(Box::new(move || {
             member.asker().read(&mut brought, &mut woken);
             wake_all(&mut woken);
@@ -183,7 +183,7 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
                     member.mailbox.take(&mut taken, &mut woken);
                     wake_all(&mut woken);
                 }
-                let Some(Letter { message, from, ticket }) = taken.pop_front() else { return false };
+                let Some(Envelope { message, from, ticket }) = taken.pop_front() else { return false };
                 let reply = Reply::new(member.askers.clone(), from, ticket);
                 let from = from as usize;
                 handle((from < count).then_some(from), message, reply);
@@ -206,7 +206,7 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
         let from = shards.this_one();
         let asker = &shards.askers[from];
         let Some(ticket) = asker.begin(to as u32) else { return Ask::failed(AskError::Gone) };
-        let letter = Letter { message, from: from as u32, ticket: Some(ticket) };
+        let letter = Envelope { message, from: from as u32, ticket: Some(ticket) };
         match member.mailbox.put(letter) {
             Ok(()) => Ask::waits(asker.clone(), ticket),
             Err(error) => {
@@ -234,7 +234,7 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
             let from = shards.this_one();
             let asker = &shards.askers[from];
             let ticket = asker.begin(to as u32)?;
-            let letter = Letter { message, from: from as u32, ticket: Some(ticket) };
+            let letter = Envelope { message, from: from as u32, ticket: Some(ticket) };
             Some((member.mailbox.send(letter), Ask::waits(asker.clone(), ticket)))
         });
         async move {
@@ -264,7 +264,7 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
         match self.member(to) {
             Some((shards, member)) => {
                 let from = shards.this_one() as u32;
-                member.mailbox.send(Letter { message, from, ticket: None })
+                member.mailbox.send(Envelope { message, from, ticket: None })
             }
             None => SendFuture::done(Err(SendError::Gone(message))),
         }
@@ -301,7 +301,7 @@ impl<M: Send + 'static, A: Send + 'static> Mesh<M, A> {
     pub fn try_send(&self, to: usize, message: M) -> Result<(), SendError<M>> {
         let Some((shards, member)) = self.member(to) else { return Err(SendError::Gone(message)) };
         let from = shards.this_one() as u32;
-        let put = member.mailbox.put(Letter { message, from, ticket: None });
+        let put = member.mailbox.put(Envelope { message, from, ticket: None });
         put.map_err(|error| error.map(|letter| letter.message))
     }
 

@@ -12,7 +12,7 @@ use ringserve_core::{Driver, Socket, Time};
 use crate::shard::Core;
 use crate::shard::state::services::Services;
 use crate::shard::state::shard_loop::ShardLane;
-use crate::shard::wakes::inbox::{Letter, RemoteShard};
+use crate::shard::wakes::inbox::{ShardRequest, ShardRemote};
 
 /// A shard that is ahead of another one by this many connections gives away what it accepts from a
 /// queue that all share. Without it a burst at a Unix socket stayed with the shard that was awake:
@@ -35,13 +35,13 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
 
     /// True if the connection may be one of a Unix socket: in a simulation each may.
     pub(crate) fn may_be_unix(&self, peer: &Peer) -> bool {
-        self.parts.one_queue.get(peer.listener()).is_none_or(|one_queue| *one_queue)
+        self.parts.shared_queue.get(peer.listener()).is_none_or(|one_queue| *one_queue)
     }
 
     /// True if any shard might have accepted the connection. An address that is missing does not
     /// say so: servers may leave it out.
     pub(crate) fn comes_from_a_shared_queue(&self, peer: &Peer) -> bool {
-        self.parts.one_queue.get(peer.listener()).is_some_and(|one_queue| *one_queue)
+        self.parts.shared_queue.get(peer.listener()).is_some_and(|one_queue| *one_queue)
     }
 
     /// True if another shard has far fewer connections, and is not blocked. All tables have the
@@ -57,12 +57,12 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLane<D, V> {
     pub(crate) fn hand_off_to_another(&mut self, socket: Socket, peer: Option<SocketAddr>, listener: u16) {
         let Some(others) = &self.parts.others else { return };
         let Some(socket) = self.parts.driver.hand_over(socket) else { return };
-        send_where_room_is(others, Letter::Socket { socket, peer, listener }, self.common.now);
+        send_where_room_is(others, ShardRequest::Socket { socket, peer, listener }, self.common.now);
     }
 }
 
 /// Sends to the shard with the most room that is there, to one that is blocked only if all are.
-fn send_where_room_is(others: &[Arc<RemoteShard>], mut letter: Letter, now: Time) {
+fn send_where_room_is(others: &[Arc<ShardRemote>], mut letter: ShardRequest, now: Time) {
     let mut remotes: Vec<_> = others.iter().collect();
     remotes.sort_by_cached_key(|remote| (remote.is_in_turn_for(BLOCKED, now), Reverse(remote.room())));
     for remote in remotes {
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn shard_that_is_blocked_gets_nothing_while_another_has_room() {
-        let remotes = [RemoteShard::new(), RemoteShard::new()];
+        let remotes = [ShardRemote::new(), ShardRemote::new()];
         let names = ServiceNames::new([("it".into(), 1)]);
         let began = Time::from_nanos(1_000_000_000);
         remotes[0].publishes(&names).begin_turn(began, 1);
@@ -95,7 +95,7 @@ mod tests {
             letters.len()
         };
         for (later, wanted) in [(Duration::from_millis(5), [1, 0]), (BLOCKED, [0, 1])] {
-            send_where_room_is(&remotes, Letter::Close { id: ConnId::from_bits(1) }, began + later);
+            send_where_room_is(&remotes, ShardRequest::Close { id: ConnId::from_bits(1) }, began + later);
             assert_eq!([letters(0), letters(1)], wanted, "{later:?}");
         }
     }

@@ -13,7 +13,7 @@ use ringserve_drivers::Listener;
 
 use super::ending::Ending;
 use crate::blocking::Pool;
-use crate::shard::wakes::inbox::{Command, Letter, RemoteShard};
+use crate::shard::wakes::inbox::{Command, ShardRequest, ShardRemote};
 use crate::stats::upstream_figures::{UpstreamFigures, UpstreamSource, bounded};
 use crate::watch::accept_queue::AcceptQueues;
 use crate::watch::board::Watch;
@@ -23,7 +23,7 @@ use crate::watch::board::Watch;
 /// to it.
 #[derive(Clone)]
 pub struct ServerControl {
-    remotes: Arc<[Arc<RemoteShard>]>,
+    remotes: Arc<[Arc<ShardRemote>]>,
     listeners: Arc<[Address]>,
     accept_queues: AcceptQueues,
     limiters: Limiters,
@@ -59,7 +59,7 @@ impl ReplaceableTls {
 
 impl ServerControl {
     pub(crate) fn new(
-        remotes: Arc<[Arc<RemoteShard>]>,
+        remotes: Arc<[Arc<ShardRemote>]>,
         listeners: Arc<[Address]>,
         blocking: Arc<dyn Pool>,
         clock: Clock,
@@ -125,7 +125,7 @@ impl ServerControl {
         self.held_bytes_max.store(held_bytes_max, Ordering::Relaxed);
         for remote in self.remotes.iter() {
             // A shard that ended needs none.
-            let _ = remote.send(Letter::Memory { held_bytes_max, receive_bytes_max });
+            let _ = remote.send(ShardRequest::Memory { held_bytes_max, receive_bytes_max });
         }
     }
 
@@ -211,7 +211,7 @@ impl ServerControl {
         self.remotes.iter().for_each(|remote| remote.command(Command::Serve));
     }
 
-    pub(crate) fn remotes(&self) -> &Arc<[Arc<RemoteShard>]> {
+    pub(crate) fn remotes(&self) -> &Arc<[Arc<ShardRemote>]> {
         &self.remotes
     }
 

@@ -16,7 +16,7 @@ use ringserve_base::lines::error;
 use ringserve_core::ServerLimits;
 use ringserve_drivers::{Listener, ListenerEnd};
 
-use crate::shard::wakes::inbox::RemoteShard;
+use crate::shard::wakes::inbox::ShardRemote;
 use crate::watch::board::Watch;
 use crate::watch::state::State;
 
@@ -33,7 +33,7 @@ pub(crate) const ABORTS: Duration = Duration::from_secs(15);
 
 /// The progress of a server's end.
 pub(crate) struct Ending {
-    remotes: Arc<[Arc<RemoteShard>]>,
+    remotes: Arc<[Arc<ShardRemote>]>,
     watch: Arc<Watch>,
     clock: Clock,
     state: Mutex<Progress>,
@@ -64,7 +64,7 @@ struct Order {
 }
 
 impl Ending {
-    pub(crate) fn new(remotes: Arc<[Arc<RemoteShard>]>, watch: Arc<Watch>, clock: Clock) -> Ending {
+    pub(crate) fn new(remotes: Arc<[Arc<ShardRemote>]>, watch: Arc<Watch>, clock: Clock) -> Ending {
         let ServerLimits { drain_delay, drain_timeout, .. } = ServerLimits::default();
         let (state, changed, listeners) = Default::default();
         Ending { remotes, watch, clock, state, changed, listeners, drain_delay, drain_timeout }
@@ -177,7 +177,7 @@ impl Ending {
     /// The shards that took no order for some time.
     fn blocked(&self) -> impl Iterator<Item = usize> {
         let now = self.clock.now();
-        let is_blocked = move |remote: &RemoteShard| match remote.state() {
+        let is_blocked = move |remote: &ShardRemote| match remote.state() {
             State::Turn(began) | State::Called(began) => now - began >= BLOCKED,
             State::Waits(_) => false,
         };

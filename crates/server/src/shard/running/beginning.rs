@@ -21,8 +21,8 @@ use crate::shard::wakes::inbox::Command;
 use crate::stats::ShardStats;
 
 /// A shard until it serves.
-pub(crate) struct Beginning<D: Driver, V> {
-    pub(crate) shard: ShardLoop<D, Unmade>,
+pub(crate) struct StartingShard<D: Driver, V> {
+    pub(crate) shard: ShardLoop<D, NoServices>,
     /// `None` until they are there.
     services: Rc<RefCell<Option<V>>>,
     /// The waker of the shard.
@@ -45,7 +45,7 @@ impl Drop for FailsInPanic {
 /// The end of a shard: its counts, or its driver's `errno`.
 pub(crate) type End = Result<ShardStats, i32>;
 
-impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
+impl<D: Driver<Descriptor = OwnedFd>, V: Services> StartingShard<D, V> {
     pub(crate) fn new(mut shard: ShardLoop<D, ()>, made: FactoryOutput<V, Error>, start: ShardStart) -> Self {
         shard.core.withhold_accepting();
         let services = Rc::new(RefCell::new(None));
@@ -68,8 +68,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
                 })))
             }
         };
-        let (shard, ()) = shard.with(Unmade::default());
-        Beginning { shard, services, task, start }
+        let (shard, ()) = shard.with(NoServices::default());
+        StartingShard { shard, services, task, start }
     }
 
     /// Serves once all services of all shards are there, until the end of the shard.
@@ -126,7 +126,7 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
     /// The shard with its services, which are there.
     pub(crate) fn serve(self) -> Option<ShardLoop<D, V>> {
         let services = self.services.take()?;
-        let (shard, Unmade { passed_on }) = self.shard.with(services);
+        let (shard, NoServices { passed_on }) = self.shard.with(services);
         let mut shard = shard.starts();
         shard.core.begin_accepting();
         for (socket, peer) in passed_on {
@@ -138,12 +138,12 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
 
 /// In the place of services that are not there.
 #[derive(Default)]
-pub(crate) struct Unmade {
+pub(crate) struct NoServices {
     /// By a shard that serves already.
     passed_on: Vec<(Socket, Peer)>,
 }
 
-impl Services for Unmade {
+impl Services for NoServices {
     fn keeps_accounts(&self) -> bool {
         false
     }

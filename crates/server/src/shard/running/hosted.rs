@@ -24,7 +24,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, Sleep};
 
-use super::beginning::{Beginning, End};
+use super::beginning::{StartingShard, End};
 use crate::shard::state::services::Services;
 use crate::shard::state::shard_loop::ShardLoop;
 use crate::stats::ShardStats;
@@ -144,8 +144,8 @@ impl<D: Driver<Descriptor = OwnedFd>, V: Services> ShardLoop<D, V> {
     }
 }
 
-impl<D: Driver<Descriptor = OwnedFd>, V: Services> Beginning<D, V> {
-    /// As [`run`](Beginning::run), on a runtime of tokio's.
+impl<D: Driver<Descriptor = OwnedFd>, V: Services> StartingShard<D, V> {
+    /// As [`run`](StartingShard::run), on a runtime of tokio's.
     pub(crate) async fn run_hosted(mut self) -> End {
         let mut waits = self.shard.waits().map_err(|error| errno(&error))?;
         let ended = poll_fn(|task| {

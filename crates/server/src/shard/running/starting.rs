@@ -36,10 +36,10 @@ const EXPLAINED_MAX: usize = 8;
 const LONG: Duration = Duration::from_secs(3600);
 
 /// A future that ends a start early, if the program gave one.
-pub(crate) type Until<'a> = Option<Pin<&'a mut dyn Future<Output = ()>>>;
+pub(crate) type StartAbort<'a> = Option<Pin<&'a mut dyn Future<Output = ()>>>;
 
 /// The wait for all shards.
-pub(crate) struct Starting {
+pub(crate) struct StartWait {
     shared: Arc<Shared>,
     /// Set once the shards are known.
     terms: Option<Terms>,
@@ -139,9 +139,9 @@ pub(crate) struct Ended {
     pub(crate) panic: Option<Box<dyn Any + Send>>,
 }
 
-impl Starting {
-    pub(crate) fn new() -> Starting {
-        Starting { shared: Arc::default(), terms: None, explained: false }
+impl StartWait {
+    pub(crate) fn new() -> StartWait {
+        StartWait { shared: Arc::default(), terms: None, explained: false }
     }
 
     /// Begins the start of shards with services of these names.
@@ -219,7 +219,7 @@ impl Starting {
     ///
     /// # Errors
     /// The error of the first shard that fails, [`Error::StartTimeout`], or [`Error::Interrupted`].
-    pub(crate) fn wait(&mut self, mut until: Until<'_>) -> Result<bool, Box<Ended>> {
+    pub(crate) fn wait(&mut self, mut until: StartAbort<'_>) -> Result<bool, Box<Ended>> {
         let waker = Waker::from(self.shared.clone());
         let mut panic = None;
         loop {
@@ -428,7 +428,7 @@ mod tests {
     fn line_about_a_long_start_may_wake_what_ends_it() {
         let (says, hears) = mpsc::channel();
         thread::spawn(move || {
-            let mut starting = Starting::new();
+            let mut starting = StartWait::new();
             starting.begin(1, Clock::of_age(2 * EXPLAINED_AFTER), None, vec!["chat".to_owned()]);
             starting.terms.as_mut().unwrap().begun = Time::from_nanos(0);
             let wakes = Wakes(Waker::from(starting.shared.clone()));

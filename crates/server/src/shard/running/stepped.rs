@@ -14,11 +14,11 @@ use ringserve_core::{Completion, Driver as _, Wait};
 use ringserve_drivers::Uring;
 use ringserve_simkernel::{RingId, SimKernel};
 
-use super::beginning::Beginning;
+use super::beginning::StartingShard;
 use crate::shard::Core;
 use crate::shard::state::services::Services;
 use crate::shard::state::shard_loop::{Common, ShardLoop};
-use crate::shard::wakes::inbox::{RemoteShard, enter_shard, leave_shard};
+use crate::shard::wakes::inbox::{ShardRemote, enter_shard, leave_shard};
 use crate::stats::ShardStats;
 
 /// A shard of a simulated server, whatever its service.
@@ -45,7 +45,7 @@ pub(crate) trait Stepped {
 
 /// A shard's loop between its rounds.
 pub(crate) struct SteppedShard<V: Services> {
-    stage: Stage<V>,
+    stage: StepStage<V>,
     completions: Vec<Completion>,
     ring: RingId,
     last: ShardStats,
@@ -58,57 +58,57 @@ pub(crate) struct SteppedShard<V: Services> {
 type Driver = Uring<SimKernel>;
 
 /// The progress of a shard.
-pub(crate) enum Stage<V: Services> {
+pub(crate) enum StepStage<V: Services> {
     /// Its services are not there yet, or those of others.
-    Begins(Beginning<Driver, V>),
+    Begins(StartingShard<Driver, V>),
     Serves(ShardLoop<Driver, V>),
     Over,
 }
 
-impl<V: Services> Stage<V> {
+impl<V: Services> StepStage<V> {
     /// The parts below its services.
-    fn below(&self) -> Option<(&Common, &Arc<RemoteShard>, &Driver)> {
+    fn below(&self) -> Option<(&Common, &Arc<ShardRemote>, &Driver)> {
         match self {
-            Stage::Begins(Beginning { shard: ShardLoop { lane, .. }, .. }) => {
+            StepStage::Begins(StartingShard { shard: ShardLoop { lane, .. }, .. }) => {
                 Some((&lane.common, &lane.parts.remote, &lane.parts.driver))
             }
-            Stage::Serves(ShardLoop { lane, .. }) => {
+            StepStage::Serves(ShardLoop { lane, .. }) => {
                 Some((&lane.common, &lane.parts.remote, &lane.parts.driver))
             }
-            Stage::Over => None,
+            StepStage::Over => None,
         }
     }
 
     fn core(&self) -> Option<&Core> {
         match self {
-            Stage::Begins(beginning) => Some(&beginning.shard.core),
-            Stage::Serves(shard) => Some(&shard.core),
-            Stage::Over => None,
+            StepStage::Begins(beginning) => Some(&beginning.shard.core),
+            StepStage::Serves(shard) => Some(&shard.core),
+            StepStage::Over => None,
         }
     }
 
     fn stats(&self) -> Option<ShardStats> {
         match self {
-            Stage::Begins(beginning) => Some(beginning.shard.report()),
-            Stage::Serves(shard) => Some(shard.report()),
-            Stage::Over => None,
+            StepStage::Begins(beginning) => Some(beginning.shard.report()),
+            StepStage::Serves(shard) => Some(shard.report()),
+            StepStage::Over => None,
         }
     }
 }
 
 impl<V: Services> SteppedShard<V> {
-    pub(crate) fn new(ring: RingId, stage: Stage<V>) -> Self {
+    pub(crate) fn new(ring: RingId, stage: StepStage<V>) -> Self {
         SteppedShard { stage, completions: Vec::new(), ring, last: ShardStats::default(), leased: 0, held: 0 }
     }
 
     /// Its services are there, and those of all others.
     fn serve_if_all_can(&mut self) {
-        if let Stage::Begins(beginning) = &self.stage
+        if let StepStage::Begins(beginning) = &self.stage
             && beginning.serves()
-            && let Stage::Begins(beginning) = std::mem::replace(&mut self.stage, Stage::Over)
+            && let StepStage::Begins(beginning) = std::mem::replace(&mut self.stage, StepStage::Over)
             && let Some(shard) = beginning.serve()
         {
-            self.stage = Stage::Serves(shard);
+            self.stage = StepStage::Serves(shard);
         }
     }
 
@@ -116,7 +116,7 @@ impl<V: Services> SteppedShard<V> {
         self.serve_if_all_can();
         let completions = &mut self.completions;
         match &mut self.stage {
-            Stage::Begins(beginning) => {
+            StepStage::Begins(beginning) => {
                 if completions.is_empty()
                     && let Err(errno) = beginning.shard.drive(Wait::No, completions)
                 {
@@ -124,7 +124,7 @@ impl<V: Services> SteppedShard<V> {
                 }
                 beginning.round(completions)
             }
-            Stage::Serves(shard) => {
+            StepStage::Serves(shard) => {
                 if completions.is_empty()
                     && let Err(errno) = shard.drive(Wait::No, completions)
                 {
@@ -132,7 +132,7 @@ impl<V: Services> SteppedShard<V> {
                 }
                 shard.round(completions)
             }
-            Stage::Over => None,
+            StepStage::Over => None,
         }
     }
 }
@@ -149,7 +149,7 @@ impl<V: Services> Stepped for SteppedShard<V> {
                 self.last = self.stats();
                 self.held = self.stage.core().map_or(0, |core| core.held_bytes());
                 let pool = self.stage.below().map(|(_, _, driver)| driver.pool().clone());
-                self.stage = Stage::Over;
+                self.stage = StepStage::Over;
                 self.leased = pool.map_or(0, |pool| pool.counts().leased);
             }
             end

@@ -25,13 +25,13 @@ use crate::shard::state::many::TaskNumbers;
 use crate::shard::state::services::Services;
 use crate::shard::state::shard_loop::{Common, LaneParts, ShardLane, ShardLoop};
 use crate::shard::state::upstreams::add_upstreams;
-use crate::shard::tasks::ends::Ends;
-use crate::shard::wakes::inbox::{Command, RemoteShard};
+use crate::shard::tasks::ends::ServiceEnds;
+use crate::shard::wakes::inbox::{Command, ShardRemote};
 use crate::shard::wakes::wake::Attention;
 use crate::snapshot::WatchedFigures;
 use crate::socket_options::asks::SocketQueries;
 use crate::stats::{ServiceNames, ServiceStats, ShardStats, UpstreamStats};
-use crate::telling::{LaneSet, Told};
+use crate::telling::{LaneSet, Observers};
 
 /// The interval at which a shard without a watchdog checks whether there is one.
 const UNWATCHED: Duration = Duration::from_secs(1);
@@ -331,7 +331,7 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
     framing: F,
     limits: Limits,
 ) -> Result<ShardStats, i32> {
-    let remote = RemoteShard::new();
+    let remote = ShardRemote::new();
     let connections_max = driver.connections_max();
     let framing = Rc::new(framing);
     let names = ServiceNames::new([("service".into(), 1)]);
@@ -339,7 +339,7 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
     let blocking = Arc::new(Threads::new(&ServerLimits::default()));
     let clock = Clock::start();
     let server = ServerControl::new([remote.clone()].into(), Arc::default(), blocking, clock.clone());
-    let ends = Ends::new(names.clone(), Box::default());
+    let ends = ServiceEnds::new(names.clone(), Box::default());
     let shard = Shard::new(0, remote.clone(), server, clock, random, ends);
     let mut core = ringserve_core::Shard::new(
         ServerLimits::default(),
@@ -352,7 +352,7 @@ pub fn run_on<S: Service, F: Framing, D: Driver<Descriptor = OwnedFd>>(
             0,
             names.clone(),
             remote.publishes(&names).clone(),
-            &Told::default(),
+            &Observers::default(),
             reports_panics(&shard),
         ),
     );

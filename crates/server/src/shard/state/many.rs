@@ -27,7 +27,7 @@ const SERVICE: u32 = (SERVICES_MAX as u32 - 1) << TASK_BITS;
 pub(crate) const SERVICES_MAX: usize = 32;
 
 /// The services of a shard, by lane.
-pub(crate) struct Many {
+pub(crate) struct ServiceSet {
     services: Box<[Box<dyn Services>]>,
 }
 
@@ -56,10 +56,10 @@ impl TaskNumbers {
     }
 }
 
-impl Many {
+impl ServiceSet {
     /// The first one is that of the first lane, and so on.
-    pub(crate) fn new(services: Vec<Box<dyn Services>>) -> Many {
-        Many { services: services.into() }
+    pub(crate) fn new(services: Vec<Box<dyn Services>>) -> ServiceSet {
+        ServiceSet { services: services.into() }
     }
 
     #[inline]
@@ -68,7 +68,7 @@ impl Many {
     }
 }
 
-impl Services for Many {
+impl Services for ServiceSet {
     fn accepted(&mut self, common: &mut Common, core: &mut Core, socket: Socket, peer: Peer) {
         self.of(core.lane_of_listener(peer.listener_id())).accepted(common, core, socket, peer);
     }

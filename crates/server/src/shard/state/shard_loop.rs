@@ -18,7 +18,7 @@ use crate::log;
 use crate::overload::LoadNow;
 use crate::shard::Core;
 use crate::shard::face::handle::Shard;
-use crate::shard::wakes::inbox::{Command, Delivery, RemoteShard};
+use crate::shard::wakes::inbox::{Command, Delivery, ShardRemote};
 use crate::shard::wakes::wake::Attention;
 use crate::socket_options::asks::SocketQueries;
 use crate::stats::{ServiceNames, StalledWork};
@@ -28,7 +28,7 @@ use crate::telling::LaneSet;
 pub(crate) type Admit = Arc<dyn Fn(&Peer) -> bool + Send + Sync>;
 
 /// The shards of the server, this one too, for one that passes connections on.
-pub(crate) type Peers = Arc<[Arc<RemoteShard>]>;
+pub(crate) type Peers = Arc<[Arc<ShardRemote>]>;
 
 /// A working shard: the state machine, with the parts above and below it.
 pub(crate) struct ShardLoop<D: Driver, V> {
@@ -50,11 +50,11 @@ pub(crate) struct LaneParts<D: Driver> {
     /// Dropped first.
     _end: End,
     pub(crate) driver: D,
-    pub(crate) remote: Arc<RemoteShard>,
+    pub(crate) remote: Arc<ShardRemote>,
     pub(crate) others: Option<Peers>,
     /// By listener: whether all shards accept from its one queue, as from a Unix socket and from
     /// one that was adopted.
-    pub(crate) one_queue: Box<[bool]>,
+    pub(crate) shared_queue: Box<[bool]>,
     pub(crate) asks: SocketQueries,
     /// The lane of the connections that the shard makes.
     pub(crate) upstreams: UpstreamLane,
@@ -123,7 +123,7 @@ impl<D: Driver> LaneParts<D> {
             driver,
             remote: shard.remote().clone(),
             others: (remotes.len() > 1).then(|| remotes.clone()),
-            one_queue,
+            shared_queue: one_queue,
             asks,
             upstreams: UpstreamLane::new(upstreams, shard),
             command: Command::Serve,

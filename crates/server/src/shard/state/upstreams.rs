@@ -25,7 +25,7 @@ use crate::log::LogObserver;
 use crate::shard::Core;
 use crate::shard::face::handle::Shard;
 use crate::shard::tasks::attempts::Attempt;
-use crate::shard::tasks::session::Session;
+use crate::shard::tasks::session::StreamSession;
 use crate::shard::wakes::inbox::TaskWaker;
 use crate::stats::UpstreamStats;
 
@@ -92,7 +92,7 @@ impl UpstreamLane {
         }
         for attempt in asked {
             let Some(address) = attempt.address() else { continue };
-            match core.connect(self.lane, address, Session::default()) {
+            match core.connect(self.lane, address, StreamSession::default()) {
                 Some(id) => {
                     attempt.begun(id);
                     self.attempts.insert(id, attempt);
@@ -142,7 +142,7 @@ impl UpstreamLane {
     /// Hands received bytes to the reader, piece by piece, until the reader is not done with one.
     pub(crate) fn frames(&mut self, frames: &mut Frames<'_, LogObserver>) {
         let id = frames.id();
-        let Some(shared) = frames.shared().downcast_ref::<Session>() else { return };
+        let Some(shared) = frames.shared().downcast_ref::<StreamSession>() else { return };
         let session = shared.body();
         while let Next::Frame(frame) = frames.next_frame(&Raw) {
             session.put(frame.into_lease());
@@ -175,7 +175,7 @@ impl UpstreamLane {
 
     /// Runs the reader. Its waker is user code: if that panics, the reader is not woken, and the
     /// connection ends.
-    fn run_reader(&mut self, core: &mut Core, id: ConnId, session: &Session) -> bool {
+    fn run_reader(&mut self, core: &mut Core, id: ConnId, session: &StreamSession) -> bool {
         let tasks = self.shard.tasks();
         let woken = guard(|| session.run_reader(tasks)).is_ok();
         if !woken {
@@ -213,7 +213,7 @@ impl UpstreamLane {
     pub(crate) fn ended(&mut self, core: &mut Core, ended: EndedConn) {
         let EndedConn { id, shared, reason, .. } = ended;
         self.readers.remove(&id.slot());
-        let Some(session) = shared.downcast_ref::<Session>().map(ConnShared::body) else { return };
+        let Some(session) = shared.downcast_ref::<StreamSession>().map(ConnShared::body) else { return };
         match self.attempts.remove(&id) {
             Some(attempt) => attempt.done(Err(why_not(session, reason))),
             None => {
@@ -226,12 +226,12 @@ impl UpstreamLane {
     }
 }
 
-fn session_of(core: &Core, id: ConnId) -> Option<ConnShared<Session>> {
+fn session_of(core: &Core, id: ConnId) -> Option<ConnShared<StreamSession>> {
     core.shared(id)?.downcast_ref().cloned()
 }
 
 /// Why a connection could not be made.
-fn why_not(session: &Session, reason: CloseReason) -> io::Error {
+fn why_not(session: &StreamSession, reason: CloseReason) -> io::Error {
     // The upstream ended it before its first byte: no fault of this host.
     if reason == CloseReason::PeerClosed {
         return io::Error::new(io::ErrorKind::UnexpectedEof, reason.name());

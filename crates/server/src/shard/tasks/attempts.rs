@@ -9,7 +9,7 @@ use std::time::Duration;
 use ringserve_base::guard::{discard, wake};
 use ringserve_core::{Address, ConnId, ConnShared, Transport};
 
-use super::session::Session;
+use super::session::StreamSession;
 
 /// Requests of a shard's code to upstreams, until the shard carries them out at the end of the
 /// turn.
@@ -56,7 +56,7 @@ pub(crate) struct Attempt {
 pub(crate) enum Progress {
     Asked(Address),
     Connecting(ConnId),
-    Done(io::Result<ConnShared<Session>>),
+    Done(io::Result<ConnShared<StreamSession>>),
     /// The future has it, or is gone.
     #[default]
     Over,
@@ -87,7 +87,7 @@ impl Attempt {
         self.progress.set(Progress::Connecting(id));
     }
 
-    pub(crate) fn done(&self, result: io::Result<ConnShared<Session>>) {
+    pub(crate) fn done(&self, result: io::Result<ConnShared<StreamSession>>) {
         self.progress.set(Progress::Done(result));
         if let Some(waker) = self.waker.take() {
             // If it panics, the task that waits is not woken; its stream is closed when it is

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::shard::wakes::flag::{Begun, Flag};
+use crate::shard::wakes::flag::{FlagWait, Flag};
 
 /// When connections end that end by themselves in a drain.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,7 +33,7 @@ impl Moment {
 
 /// Waits until the server shuts down. See [`Shard::draining`](crate::Shard::draining).
 #[must_use = "a future does nothing until it is awaited"]
-pub struct Draining(Begun);
+pub struct Draining(FlagWait);
 
 impl Draining {
     pub(crate) fn of(flag: &Flag) -> Draining {

@@ -14,11 +14,11 @@ use std::task::{Context, Poll};
 use ringserve_base::guard::Panicked;
 
 use super::draining::Moment;
-use crate::shard::wakes::flag::{Begun, Flag};
+use crate::shard::wakes::flag::{FlagWait, Flag};
 use crate::stats::ServiceNames;
 
 /// The services of a shard in the drain of the server.
-pub(crate) struct Ends {
+pub(crate) struct ServiceEnds {
     names: ServiceNames,
     /// For each service, those as bits whose end it waits for.
     after: Box<[u32]>,
@@ -34,11 +34,11 @@ struct End {
     over: Flag,
 }
 
-impl Ends {
+impl ServiceEnds {
     /// Of these services; `after` has none where no service waits for another.
-    pub(crate) fn new(names: ServiceNames, after: Box<[u32]>) -> Ends {
+    pub(crate) fn new(names: ServiceNames, after: Box<[u32]>) -> ServiceEnds {
         let services = names.lanes().map(|_| End::default()).collect();
-        Ends { names, after, services, moment: Cell::default() }
+        ServiceEnds { names, after, services, moment: Cell::default() }
     }
 
     /// The number of services.
@@ -91,7 +91,7 @@ impl Ends {
 /// Waits until no connection of a service is left. See
 /// [`Shard::service_ended`](crate::Shard::service_ended).
 #[must_use = "a future does nothing until it is awaited"]
-pub struct ServiceEnded(Begun);
+pub struct ServiceEnded(FlagWait);
 
 impl Future for ServiceEnded {
     type Output = ();

@@ -48,7 +48,7 @@ pub(crate) struct Records {
 /// Work that is left until nothing is borrowed: all of it may be user code.
 #[must_use]
 #[derive(Default)]
-pub(crate) struct Left {
+pub(crate) struct DeferredWork {
     /// Woken.
     pub(crate) waiter: Option<Waker>,
     /// Dropped.
@@ -78,17 +78,17 @@ impl Records {
 
     /// A task ended. What awaits its handle is to be woken; an outcome that no handle asks for
     /// comes back.
-    pub(crate) fn end(&mut self, number: u32, outcome: Outcome) -> Left {
+    pub(crate) fn end(&mut self, number: u32, outcome: Outcome) -> DeferredWork {
         let Some(record) = self.all.get_mut(number as usize) else {
-            return Left { outcome: Some(outcome), ..Left::default() };
+            return DeferredWork { outcome: Some(outcome), ..DeferredWork::default() };
         };
         record.owner = None;
         if !record.has_handle {
             self.free.push(number);
-            return Left { outcome: Some(outcome), ..Left::default() };
+            return DeferredWork { outcome: Some(outcome), ..DeferredWork::default() };
         }
         record.outcome = Some(outcome);
-        Left { waiter: record.waiter.take(), ..Left::default() }
+        DeferredWork { waiter: record.waiter.take(), ..DeferredWork::default() }
     }
 
     /// Ends each running task with its shard. Returns the waiters of their handles.
@@ -123,10 +123,10 @@ impl Records {
     }
 
     /// The handle is dropped. True if nothing else needs the record: then it is free.
-    pub(crate) fn drop_handle(&mut self, number: u32) -> (bool, Left) {
+    pub(crate) fn drop_handle(&mut self, number: u32) -> (bool, DeferredWork) {
         let record = &mut self.all[number as usize];
         record.has_handle = false;
-        let left = Left { waiter: record.waiter.take(), outcome: record.outcome.take() };
+        let left = DeferredWork { waiter: record.waiter.take(), outcome: record.outcome.take() };
         let is_free = record.owner.is_none();
         if is_free {
             self.free.push(number);

@@ -17,7 +17,7 @@ const KEPT_SHARE_MIN: usize = 4;
 
 /// State that a stream and its service share for a connection.
 #[derive(Default)]
-pub struct Session {
+pub struct StreamSession {
     /// The last received bytes, unread.
     unread: Cell<Lease>,
     /// The reader, if it is a task of the shard with nothing in between: it is polled without a
@@ -40,7 +40,7 @@ pub struct Session {
     ended: Cell<Option<CloseReason>>,
 }
 
-impl Session {
+impl StreamSession {
     /// Ready if there are bytes, or none will come.
     pub(crate) fn poll_readable(&self, waker: &Waker, tasks: &LocalTasks) -> Poll<io::Result<()>> {
         if self.has_unread() {
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn an_idle_stream_costs_little_beside_its_future() {
-        assert!(size_of::<Session>() <= 120, "{}", size_of::<Session>());
+        assert!(size_of::<StreamSession>() <= 120, "{}", size_of::<StreamSession>());
     }
 
     #[test]
@@ -232,7 +232,7 @@ mod tests {
             (CloseReason::ServerAborted, ConnectionAborted),
             (CloseReason::MemoryLimit, ConnectionAborted),
         ] {
-            assert_eq!(Session::default().end(reason).unwrap_err().kind(), kind, "{reason}");
+            assert_eq!(StreamSession::default().end(reason).unwrap_err().kind(), kind, "{reason}");
         }
     }
 
@@ -243,7 +243,7 @@ mod tests {
         let (pool, mut side) = Pool::new(config).unwrap();
         for (bytes, kept) in [(4095, 0), (4096, 1), (16 << 10, 1)] {
             let id = side.lend().unwrap();
-            let session = Session::default();
+            let session = StreamSession::default();
             session.put(side.received(id, bytes).freeze());
             session.spill();
             assert_eq!(pool.counts().leased, kept, "{bytes} bytes");

@@ -11,10 +11,10 @@ use ringserve_base::lines::LineLimit;
 use ringserve_base::peer::Peer;
 use ringserve_core::{ConnHead, ConnId};
 
-use super::records::{Left, NONE, Outcome, Records};
+use super::records::{DeferredWork, NONE, Outcome, Records};
 use super::task::Boxed;
 use crate::log;
-use crate::shard::wakes::inbox::{RemoteShard, TaskWaker};
+use crate::shard::wakes::inbox::{ShardRemote, TaskWaker};
 use crate::shard::wakes::timers::Timers;
 
 /// Set in the number of a woken task if it is one of these.
@@ -32,7 +32,7 @@ pub(crate) struct LocalTasks {
 struct Shared {
     state: RefCell<Inner>,
     shard: usize,
-    remote: Arc<RemoteShard>,
+    remote: Arc<ShardRemote>,
     timers: Timers,
 }
 
@@ -80,7 +80,7 @@ struct Slot {
 }
 
 impl LocalTasks {
-    pub(crate) fn new(shard: usize, remote: Arc<RemoteShard>, timers: Timers) -> LocalTasks {
+    pub(crate) fn new(shard: usize, remote: Arc<ShardRemote>, timers: Timers) -> LocalTasks {
         LocalTasks { inner: Rc::new(Shared { state: RefCell::default(), shard, remote, timers }) }
     }
 
@@ -294,8 +294,8 @@ impl LocalTasks {
     }
 
     /// The rest of the work for a task that ended: all of it is user code.
-    fn finish(&self, future: Option<Boxed>, left: Left) {
-        let Left { waiter, outcome } = left;
+    fn finish(&self, future: Option<Boxed>, left: DeferredWork) {
+        let DeferredWork { waiter, outcome } = left;
         let _ = guard(move || drop(future));
         let _ = guard(move || drop(outcome));
         if let Some(waiter) = waiter {
@@ -311,10 +311,10 @@ impl Inner {
     }
 
     /// Frees the slot of a task that lives.
-    fn end(&mut self, task: TaskId, outcome: Outcome) -> (Option<Boxed>, Left) {
+    fn end(&mut self, task: TaskId, outcome: Outcome) -> (Option<Boxed>, DeferredWork) {
         let keeps_waker = self.free.len() < SPARE_MAX;
         let Some(slot) = self.slot(task) else {
-            return (None, Left { outcome: Some(outcome), ..Left::default() });
+            return (None, DeferredWork { outcome: Some(outcome), ..DeferredWork::default() });
         };
         slot.generation = slot.generation.wrapping_add(1);
         let (future, record) = (slot.future.take(), std::mem::replace(&mut slot.record, NONE));
@@ -370,7 +370,7 @@ mod tests {
     use std::future::{pending, poll_fn};
 
     fn tasks() -> LocalTasks {
-        LocalTasks::new(0, RemoteShard::new(), Timers::new(Clock::start()))
+        LocalTasks::new(0, ShardRemote::new(), Timers::new(Clock::start()))
     }
 
     /// Counts its drops.

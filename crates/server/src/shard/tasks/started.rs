@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 
 use ringserve_base::guard::Panicked;
 
-use crate::shard::wakes::flag::{Begun, Flag};
+use crate::shard::wakes::flag::{FlagWait, Flag};
 
 /// The start of the server as one of its shards sees it.
 #[derive(Default)]
@@ -37,7 +37,7 @@ impl Start {
 /// Waits until all shards of the server are there. See [`Shard::started`](crate::Shard::started).
 #[must_use = "a future does nothing until it is awaited"]
 pub struct Started {
-    over: Begun,
+    over: FlagWait,
     is_there: Rc<Cell<bool>>,
 }
 

@@ -14,7 +14,7 @@ use super::notice::{Notices, Notify};
 
 /// The awaited event of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Until {
+pub(crate) enum AwaitedEvent {
     /// Room in its outbox, or its end.
     Ready,
     /// Its end.
@@ -49,16 +49,16 @@ impl Wake for Room {
 impl Awaited {
     /// Keeps `notify` until that has happened to a connection. It is given at once if no connection
     /// of that name is left.
-    pub(crate) fn wait(&self, outlet: Option<&Outlet>, until: Until, notify: Notify) {
+    pub(crate) fn wait(&self, outlet: Option<&Outlet>, until: AwaitedEvent, notify: Notify) {
         let Some(outlet) = outlet else { return };
-        if until == Until::Ready && (outlet.is_gone() || !outlet.is_full()) {
+        if until == AwaitedEvent::Ready && (outlet.is_gone() || !outlet.is_full()) {
             return;
         }
         let mut connections = self.connections.borrow_mut();
         let waiting = connections.entry(outlet.id().slot()).or_default();
         match until {
-            Until::Closed => waiting.closed.push(notify),
-            Until::Ready => {
+            AwaitedEvent::Closed => waiting.closed.push(notify),
+            AwaitedEvent::Ready => {
                 let room = waiting.ready.clone();
                 drop(connections);
                 room.0.lock().unwrap_or_else(PoisonError::into_inner).push(notify);

@@ -48,25 +48,25 @@ impl Flag {
         }
     }
 
-    pub(crate) fn wait(&self) -> Begun {
-        Begun { flag: self.clone(), number: None }
+    pub(crate) fn wait(&self) -> FlagWait {
+        FlagWait { flag: self.clone(), number: None }
     }
 }
 
 /// Waits until it has begun.
-pub(crate) struct Begun {
+pub(crate) struct FlagWait {
     flag: Flag,
     number: Option<u32>,
 }
 
-impl Begun {
+impl FlagWait {
     /// True if there is nothing to wait for.
     pub(crate) fn is_over(&self) -> bool {
         self.flag.has_begun()
     }
 }
 
-impl Future for Begun {
+impl Future for FlagWait {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<()> {
@@ -99,7 +99,7 @@ impl Future for Begun {
     }
 }
 
-impl Drop for Begun {
+impl Drop for FlagWait {
     fn drop(&mut self) {
         let Some(number) = self.number else { return };
         let mut waiters = self.flag.inner.waiters.borrow_mut();
@@ -129,12 +129,12 @@ mod tests {
 
     #[test]
     fn a_waker_that_panics_keeps_no_other_from_being_woken() {
-        use crate::shard::wakes::inbox::{RemoteShard, TaskWaker};
+        use crate::shard::wakes::inbox::{ShardRemote, TaskWaker};
         let flag = Flag::default();
         let mut waits = [flag.wait(), flag.wait()];
         let bad = ringserve_base::guard::wakers::bomb();
         assert!(Pin::new(&mut waits[0]).poll(&mut Context::from_waker(&bad)).is_pending());
-        let remote = RemoteShard::new();
+        let remote = ShardRemote::new();
         let good = TaskWaker::new(&remote, 7).waker();
         assert!(Pin::new(&mut waits[1]).poll(&mut Context::from_waker(&good)).is_pending());
         assert!(flag.begin().is_err());

@@ -15,9 +15,9 @@ use ringserve_base::guard::guard;
 use ringserve_base::thread_times::ThreadTimes;
 use ringserve_core::{ConnId, RemoteGate, Time};
 
-use super::awaited::Until;
+use super::awaited::AwaitedEvent;
 use super::notice::Notify;
-use super::wake::{Attention, Brought, Called, Queued, ShardInbox, Sleep};
+use super::wake::{Attention, Requests, WakeNeed, Queued, ShardInbox, ShardSleep};
 use crate::inspect::Walk;
 use crate::overload::SharedLoad;
 use crate::snapshot::Snapshot;
@@ -27,7 +27,7 @@ use crate::watch::board::Watch;
 use crate::watch::state::State;
 
 /// The number of a shard, with an identity that no shard of another server has.
-type ThisShard = (usize, *const RemoteShard);
+type ThisShard = (usize, *const ShardRemote);
 
 thread_local! {
     /// The shard that this thread is.
@@ -35,7 +35,7 @@ thread_local! {
 }
 
 /// Makes this thread a shard's from now on.
-pub(crate) fn enter_shard(index: usize, remote: &Arc<RemoteShard>) {
+pub(crate) fn enter_shard(index: usize, remote: &Arc<ShardRemote>) {
     THIS_SHARD.set(Some((index, Arc::as_ptr(remote))));
 }
 
@@ -69,7 +69,7 @@ pub(crate) enum Command {
 }
 
 /// A request of another thread to a shard.
-pub(crate) enum Letter {
+pub(crate) enum ShardRequest {
     /// One frame for a connection, or bytes as they are.
     Push { id: ConnId, gate: Arc<RemoteGate>, payload: Bytes, is_framed: bool },
     /// The end of a connection, after its queued replies.
@@ -77,7 +77,7 @@ pub(crate) enum Letter {
     /// The end of a connection, at once.
     Abort { id: ConnId },
     /// A task waits for something of a connection.
-    Await { id: ConnId, until: Until, notify: Notify },
+    Await { id: ConnId, until: AwaitedEvent, notify: Notify },
     /// A socket for which another shard had no room.
     Socket { socket: OwnedFd, peer: Option<SocketAddr>, listener: u16 },
     /// The next page of an inspection.
@@ -86,24 +86,24 @@ pub(crate) enum Letter {
     Memory { held_bytes_max: usize, receive_bytes_max: usize },
 }
 
-impl Letter {
+impl ShardRequest {
     /// Bytes that a push counts as on its way: the entry too, so that empty pushes are bounded as
     /// well.
     pub(crate) fn bytes_of(payload: &Bytes) -> usize {
-        payload.len() + size_of::<Letter>()
+        payload.len() + size_of::<ShardRequest>()
     }
 }
 
 /// Requests to a shard since its last turn began.
-pub(crate) type Delivery = Brought<Letter>;
+pub(crate) type Delivery = Requests<ShardRequest>;
 
 /// Watches calls to a shard.
 #[cfg(feature = "testing")]
 pub(crate) type OnCall = Arc<dyn Fn() + Send + Sync>;
 
 /// A shard as other threads see it.
-pub(crate) struct RemoteShard {
-    inbox: ShardInbox<Letter>,
+pub(crate) struct ShardRemote {
+    inbox: ShardInbox<ShardRequest>,
     command: AtomicU8,
     /// Connections the shard's table has room for.
     room: AtomicUsize,
@@ -173,9 +173,9 @@ struct Reports {
     ended: bool,
 }
 
-impl RemoteShard {
-    pub(crate) fn new() -> Arc<RemoteShard> {
-        Arc::new(RemoteShard {
+impl ShardRemote {
+    pub(crate) fn new() -> Arc<ShardRemote> {
+        Arc::new(ShardRemote {
             inbox: ShardInbox::new(),
             command: AtomicU8::new(Command::Serve as u8),
             room: AtomicUsize::new(0),
@@ -267,9 +267,9 @@ impl RemoteShard {
             return State::Waits(Time::ZERO);
         };
         match sleep {
-            Sleep::Awake => State::Turn(last),
-            Sleep::Called if self.is_hosted() => State::Called(last),
-            Sleep::Asleep | Sleep::Called => State::Waits(last),
+            ShardSleep::Awake => State::Turn(last),
+            ShardSleep::Called if self.is_hosted() => State::Called(last),
+            ShardSleep::Asleep | ShardSleep::Called => State::Waits(last),
         }
     }
 
@@ -338,7 +338,7 @@ impl RemoteShard {
     }
 
     /// Asks for a report, and returns the number by which
-    /// [`latest_report`](RemoteShard::latest_report) knows it.
+    /// [`latest_report`](ShardRemote::latest_report) knows it.
     pub(crate) fn ask_report(&self) -> u64 {
         let mut reports = self.reports();
         reports.asked += 1;
@@ -349,7 +349,7 @@ impl RemoteShard {
     }
 
     /// A report made after that number was asked for, if it comes before the deadline; else what
-    /// the shard [published](RemoteShard::published) last, marked as stale. A shard's own thread
+    /// the shard [published](ShardRemote::published) last, marked as stale. A shard's own thread
     /// does not wait for it.
     pub(crate) fn latest_report(&self, number: u64, deadline: Deadline) -> ShardStats {
         let waits = this_shard().is_none();
@@ -394,9 +394,9 @@ impl RemoteShard {
         }
     }
 
-    /// A waker that does the same as [`wake_if_asleep`](RemoteShard::wake_if_asleep).
+    /// A waker that does the same as [`wake_if_asleep`](ShardRemote::wake_if_asleep).
     #[cfg(feature = "runtime-tokio")]
-    pub(crate) fn outside(self: &Arc<RemoteShard>) -> Waker {
+    pub(crate) fn outside(self: &Arc<ShardRemote>) -> Waker {
         Waker::from(Arc::new(Outside(self.clone())))
     }
 
@@ -438,9 +438,9 @@ impl RemoteShard {
         self.rouse(self.inbox.call(what));
     }
 
-    fn rouse(&self, called: Called) {
+    fn rouse(&self, called: WakeNeed) {
         self.calls.called();
-        if called == Called::Awake {
+        if called == WakeNeed::Awake {
             return;
         }
         if self.wake_host() {
@@ -451,7 +451,7 @@ impl RemoteShard {
         }
     }
 
-    /// True if the shard may wait: nothing came since [`begin_turn`](RemoteShard::begin_turn).
+    /// True if the shard may wait: nothing came since [`begin_turn`](ShardRemote::begin_turn).
     pub(crate) fn fall_asleep(&self) -> bool {
         self.inbox.fall_asleep()
     }
@@ -470,7 +470,7 @@ impl RemoteShard {
     }
 
     /// Adds the letters that came since the turn began to `letters`.
-    pub(crate) fn take_letters(&self, letters: &mut Vec<Letter>) {
+    pub(crate) fn take_letters(&self, letters: &mut Vec<ShardRequest>) {
         self.inbox.take_letters(letters);
     }
 
@@ -486,7 +486,7 @@ impl RemoteShard {
     }
 
     /// True, on the shard, if it asked shards something that was not
-    /// [forgotten](RemoteShard::forget_questions).
+    /// [forgotten](ShardRemote::forget_questions).
     #[inline]
     pub(crate) fn has_asked(&self) -> bool {
         self.has_asked.load(Ordering::Relaxed)
@@ -520,7 +520,7 @@ impl RemoteShard {
     }
 
     /// Leaves mail for the shard. It comes back if the shard ended.
-    pub(crate) fn send(&self, letter: Letter) -> Result<(), Letter> {
+    pub(crate) fn send(&self, letter: ShardRequest) -> Result<(), ShardRequest> {
         self.inbox.send(letter).map(|called| self.rouse(called))
     }
 
@@ -578,9 +578,9 @@ impl RemoteShard {
     }
 }
 
-/// See [`RemoteShard::outside`].
+/// See [`ShardRemote::outside`].
 #[cfg(feature = "runtime-tokio")]
-struct Outside(Arc<RemoteShard>);
+struct Outside(Arc<ShardRemote>);
 
 #[cfg(feature = "runtime-tokio")]
 impl Wake for Outside {
@@ -595,13 +595,13 @@ impl Wake for Outside {
 
 /// Wakes one task of a shard.
 pub(crate) struct TaskWaker {
-    remote: Arc<RemoteShard>,
+    remote: Arc<ShardRemote>,
     task: u32,
     queued: Queued,
 }
 
 impl TaskWaker {
-    pub(crate) fn new(remote: &Arc<RemoteShard>, task: u32) -> Arc<TaskWaker> {
+    pub(crate) fn new(remote: &Arc<ShardRemote>, task: u32) -> Arc<TaskWaker> {
         Arc::new(TaskWaker { remote: remote.clone(), task, queued: Queued::new() })
     }
 
@@ -633,7 +633,7 @@ mod tests {
 
     #[test]
     fn a_task_woken_twice_is_listed_once_and_keeps_the_shard_awake() {
-        let (remote, mut delivery) = (RemoteShard::new(), Delivery::default());
+        let (remote, mut delivery) = (ShardRemote::new(), Delivery::default());
         let task = TaskWaker::new(&remote, 7);
         let waker = task.waker();
         waker.wake_by_ref();
@@ -647,7 +647,7 @@ mod tests {
 
     #[test]
     fn taking_tasks_leaves_everything_else_to_the_next_turn() {
-        let (remote, mut woken) = (RemoteShard::new(), Vec::new());
+        let (remote, mut woken) = (ShardRemote::new(), Vec::new());
         TaskWaker::new(&remote, 7).waker().wake();
         remote.take_woken(&mut woken);
         assert_eq!(woken, [7]);
@@ -655,11 +655,11 @@ mod tests {
         remote.begin_turn(&mut Delivery::default());
         for (call, what) in [
             (
-                (|remote: &RemoteShard| drop(remote.send(Letter::Close { id: ConnId::new(1, 1) })))
-                    as fn(&RemoteShard),
+                (|remote: &ShardRemote| drop(remote.send(ShardRequest::Close { id: ConnId::new(1, 1) })))
+                    as fn(&ShardRemote),
                 Attention::LETTERS,
             ),
-            (RemoteShard::announce_messages, Attention::MESSAGES),
+            (ShardRemote::announce_messages, Attention::MESSAGES),
             (|remote| remote.command(Command::Drain), Attention::COMMAND),
             (|remote| _ = remote.ask_report(), Attention::REPORT),
         ] {
@@ -672,7 +672,7 @@ mod tests {
 
     #[test]
     fn watchdog_rests_while_a_shard_waits_and_once_it_ended() {
-        let remote = RemoteShard::new();
+        let remote = ShardRemote::new();
         remote.set_thread(7);
         assert!(!remote.lets_watchdog_rest(), "it has not begun its first turn, and wakes no watchdog");
         assert!(remote.fall_asleep());
@@ -686,7 +686,7 @@ mod tests {
     #[cfg(feature = "admin")]
     #[test]
     fn shard_that_has_published_nothing_has_no_figures() {
-        let remote = RemoteShard::new();
+        let remote = ShardRemote::new();
         assert!(!remote.has_published());
         let snapshot = remote.publishes(&ServiceNames::new([("service".into(), 1)])).clone();
         assert!(!remote.has_published());
@@ -696,7 +696,7 @@ mod tests {
 
     #[test]
     fn an_order_is_never_taken_back() {
-        let remote = RemoteShard::new();
+        let remote = ShardRemote::new();
         remote.command(Command::Abort);
         remote.command(Command::Drain);
         assert_eq!(remote.last_command(), Command::Abort);

@@ -89,11 +89,11 @@ impl Attention {
 /// Requests of other threads to a shard. `L` is a letter.
 pub(crate) struct ShardInbox<L> {
     word: AtomicU16,
-    brought: Mutex<Brought<L>>,
+    brought: Mutex<Requests<L>>,
 }
 
 /// Requests since the shard's last look into its inbox.
-pub(crate) struct Brought<L> {
+pub(crate) struct Requests<L> {
     /// Tasks to poll.
     pub(crate) tasks: Vec<u32>,
     pub(crate) letters: Vec<L>,
@@ -101,16 +101,16 @@ pub(crate) struct Brought<L> {
     closed: bool,
 }
 
-impl<L> Default for Brought<L> {
-    fn default() -> Brought<L> {
-        Brought { tasks: Vec::new(), letters: Vec::new(), closed: false }
+impl<L> Default for Requests<L> {
+    fn default() -> Requests<L> {
+        Requests { tasks: Vec::new(), letters: Vec::new(), closed: false }
     }
 }
 
 /// Whether the shard slept: then its caller has to rouse it, by whatever its driver waits for.
 #[must_use = "a shard that is not roused sleeps on"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Called {
+pub(crate) enum WakeNeed {
     /// It runs, or another caller rouses it.
     Awake,
     /// It sleeps, and this caller rouses it.
@@ -119,7 +119,7 @@ pub(crate) enum Called {
 
 /// The sleep of a shard, as a watchdog sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sleep {
+pub(crate) enum ShardSleep {
     /// It does not.
     Awake,
     /// It waits in its driver.
@@ -130,20 +130,20 @@ pub(crate) enum Sleep {
 
 impl<L> ShardInbox<L> {
     pub(crate) fn new() -> ShardInbox<L> {
-        ShardInbox { word: AtomicU16::new(0), brought: Mutex::new(Brought::default()) }
+        ShardInbox { word: AtomicU16::new(0), brought: Mutex::new(Requests::default()) }
     }
 
     /// Asks for attention. The caller has written before what the shard is to see.
     #[inline]
-    pub(crate) fn call(&self, what: Attention) -> Called {
+    pub(crate) fn call(&self, what: Attention) -> WakeNeed {
         match self.word.fetch_or(what.0, Ordering::AcqRel) & !MARKS {
-            ASLEEP => Called::Asleep,
-            _ => Called::Awake,
+            ASLEEP => WakeNeed::Asleep,
+            _ => WakeNeed::Awake,
         }
     }
 
     /// Makes the shard poll a task.
-    pub(crate) fn wake_task(&self, task: u32) -> Called {
+    pub(crate) fn wake_task(&self, task: u32) -> WakeNeed {
         self.brought().tasks.push(task);
         self.call(Attention::TASKS)
     }
@@ -152,7 +152,7 @@ impl<L> ShardInbox<L> {
     ///
     /// # Errors
     /// The letter comes back if the shard ended.
-    pub(crate) fn send(&self, letter: L) -> Result<Called, L> {
+    pub(crate) fn send(&self, letter: L) -> Result<WakeNeed, L> {
         let mut brought = self.brought();
         if brought.closed {
             return Err(letter);
@@ -165,7 +165,7 @@ impl<L> ShardInbox<L> {
     /// Takes the word, on the shard as its turn begins, and adds the requests to `brought`, after
     /// those that the last turn left there.
     #[inline]
-    pub(crate) fn begin_turn(&self, brought: &mut Brought<L>) -> Attention {
+    pub(crate) fn begin_turn(&self, brought: &mut Requests<L>) -> Attention {
         // A turn that follows another one without sleep and without a call, as most do under load,
         // changes nothing here.
         if self.word.load(Ordering::Relaxed) == 0 {
@@ -258,11 +258,11 @@ impl<L> ShardInbox<L> {
 
     /// The sleep of the shard, for a watchdog. The caller sees everything that the shard stored
     /// before it left its last wait.
-    pub(crate) fn sleep(&self) -> Sleep {
+    pub(crate) fn sleep(&self) -> ShardSleep {
         match self.word.load(Ordering::Acquire) & !MARKS {
-            ASLEEP => Sleep::Asleep,
-            word if word & ASLEEP != 0 => Sleep::Called,
-            _ => Sleep::Awake,
+            ASLEEP => ShardSleep::Asleep,
+            word if word & ASLEEP != 0 => ShardSleep::Called,
+            _ => ShardSleep::Awake,
         }
     }
 
@@ -274,7 +274,7 @@ impl<L> ShardInbox<L> {
         std::mem::take(&mut brought.letters)
     }
 
-    fn brought(&self) -> MutexGuard<'_, Brought<L>> {
+    fn brought(&self) -> MutexGuard<'_, Requests<L>> {
         self.brought.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
