@@ -103,7 +103,7 @@ use prometheus_client::registry::{Registry, Unit};
 use families::{Families, Labels, label};
 use ringserve_admission::{KeyRatesStats, RefusedBy};
 
-use crate::histogram::{HistogramSum, Histogram};
+use crate::histogram::{Histogram, HistogramSum};
 use crate::server::running::ServerHandle;
 use crate::shard::remote::control::ServerControl;
 use crate::snapshot::Snapshot;

@@ -92,7 +92,8 @@ mod tests {
         assert_eq!([logged(0), logged(1), logged(2), logged(31)], [true, false, true, true]);
         assert!(!logged(32), "upstreams are behind 32 services");
         assert!(!told.accounted.has(LaneId::nth(1)) && told.accounted.has(LaneId::nth(2)));
-        let told = ObserverConfig { accounts: true, ..ObserverConfig::default() }.told([None, None].into_iter());
+        let told =
+            ObserverConfig { accounts: true, ..ObserverConfig::default() }.told([None, None].into_iter());
         assert!(told.logged.is_empty() && told.accounted.has(LaneId::nth(1)));
     }
 }

@@ -79,7 +79,12 @@ impl Trace {
     }
 
     /// An event, whose text is made where it is kept.
-    pub(crate) fn event(&self, place: &TracePlace, connection: Option<SocketAddr>, what: impl FnOnce() -> String) {
+    pub(crate) fn event(
+        &self,
+        place: &TracePlace,
+        connection: Option<SocketAddr>,
+        what: impl FnOnce() -> String,
+    ) {
         if self.keeps != Keeps::Hash {
             self.keep(place, connection, what());
         }

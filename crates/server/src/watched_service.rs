@@ -15,7 +15,7 @@ use crate::shard::face::cx::Cx;
 use crate::shard::face::handle::Shard;
 use crate::shard::face::opening::{OpenCx, Refusal};
 use crate::shard::face::service::{FactoryError, FactoryOutput, IntoService, Service};
-use crate::trace::{TracePlace, Trace};
+use crate::trace::{Trace, TracePlace};
 
 /// A log of the calls to services.
 #[derive(Clone)]

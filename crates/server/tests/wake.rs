@@ -19,7 +19,7 @@ mod wake;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use wake::{Attention, Brought, Called, Queued, ShardInbox, Sleep};
+use wake::{Attention, Queued, InboxContents, ShardInbox, ShardSleep, WakeNeed};
 
 /// All interleavings in which a thread is interrupted up to three times where it need not be:
 /// beyond that none is known to find more, and the time grows without bound.
@@ -72,8 +72,8 @@ impl Shard {
         })
     }
 
-    fn rouse(&self, called: Called) {
-        if called == Called::Asleep {
+    fn rouse(&self, called: WakeNeed) {
+        if called == WakeNeed::Asleep {
             self.roused.fetch_add(1, Ordering::Relaxed);
             self.eventfd.write();
         }
@@ -96,8 +96,8 @@ impl Shard {
     }
 
     /// Takes turns until `done`, and sleeps between them.
-    fn run(&self, mut done: impl FnMut(Attention, &mut Brought<u32>) -> bool) {
-        let mut brought = Brought::default();
+    fn run(&self, mut done: impl FnMut(Attention, &mut InboxContents<u32>) -> bool) {
+        let mut brought = InboxContents::default();
         let mut asleep = 0;
         loop {
             let called = self.inbox.begin_turn(&mut brought);
@@ -195,7 +195,7 @@ fn a_task_is_polled_after_each_change_that_woke_it() {
         // The poll that sees the last change is never left out, or the shard sleeps on.
         let mut left_over = Vec::new();
         let mut seen = 0;
-        let mut brought = Brought::default();
+        let mut brought = InboxContents::default();
         while seen < 2 {
             shard.inbox.begin_turn(&mut brought);
             brought.tasks.append(&mut left_over);
@@ -257,7 +257,7 @@ fn a_letter_to_a_shard_that_ends_comes_back_or_is_left_there() {
 fn a_look_within_a_turn_lets_the_shard_fall_asleep() {
     model(|| {
         let inbox: ShardInbox<u32> = ShardInbox::new();
-        assert_eq!(inbox.call(Attention::TASKS), Called::Awake);
+        assert_eq!(inbox.call(Attention::TASKS), WakeNeed::Awake);
         assert!(inbox.take(Attention::TASKS));
         assert!(inbox.fall_asleep(), "what was looked at is no reason for another turn");
     });
@@ -292,15 +292,15 @@ fn marks_of_the_watchdog_and_of_figures_lie_side_by_side() {
     model(|| {
         let inbox: ShardInbox<u32> = ShardInbox::new();
         inbox.published();
-        assert_eq!(inbox.sleep(), Sleep::Awake);
+        assert_eq!(inbox.sleep(), ShardSleep::Awake);
         assert!(inbox.fall_asleep());
         assert!(inbox.watch(), "it sleeps");
-        assert_eq!(inbox.sleep(), Sleep::Asleep);
-        assert_eq!(inbox.call(Attention::LETTERS), Called::Asleep);
-        assert_eq!(inbox.call(Attention::LETTERS), Called::Awake, "the first caller rouses it");
-        let called = inbox.begin_turn(&mut Brought::default());
+        assert_eq!(inbox.sleep(), ShardSleep::Asleep);
+        assert_eq!(inbox.call(Attention::LETTERS), WakeNeed::Asleep);
+        assert_eq!(inbox.call(Attention::LETTERS), WakeNeed::Awake, "the first caller rouses it");
+        let called = inbox.begin_turn(&mut InboxContents::default());
         assert!(called.has(Attention::WATCHED) && called.has(Attention::PUBLISHED));
-        assert_eq!(inbox.begin_turn(&mut Brought::default()), Attention::NONE);
+        assert_eq!(inbox.begin_turn(&mut InboxContents::default()), Attention::NONE);
     });
 }
 
@@ -320,7 +320,11 @@ fn watchdog_that_rests_is_woken_by_the_turn_that_a_call_begins() {
                 let rests = shard.inbox.watch();
                 if rests {
                     watchdog.read();
-                    assert_ne!(shard.inbox.sleep(), Sleep::Called, "it left the wait in which it was called");
+                    assert_ne!(
+                        shard.inbox.sleep(),
+                        ShardSleep::Called,
+                        "it left the wait in which it was called"
+                    );
                 }
                 rests
             })
@@ -345,7 +349,7 @@ fn watchdog_that_rests_is_woken_by_the_turn_that_a_call_begins() {
 
 /// The shard does not sleep after its last turn, so no mark is set there.
 fn rests_after_the_end(inbox: &ShardInbox<u32>, watchdog: &Eventfd) -> bool {
-    let marked = inbox.begin_turn(&mut Brought::default()).has(Attention::WATCHED);
+    let marked = inbox.begin_turn(&mut InboxContents::default()).has(Attention::WATCHED);
     if marked {
         watchdog.write();
     }

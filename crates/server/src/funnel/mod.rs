@@ -169,7 +169,8 @@ impl Seen<'_> {
     }
 
     fn table(&self) -> Stage {
-        let FunnelFigures { connections, connections_max, connections_wanted, newcomers, waited, .. } = *self.now;
+        let FunnelFigures { connections, connections_max, connections_wanted, newcomers, waited, .. } =
+            *self.now;
         let paused = self.grew(|now| now.accept_paused);
         let stage = Stage {
             now: connections,

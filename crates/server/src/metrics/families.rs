@@ -80,14 +80,25 @@ impl<'a> Families<'a> {
         })
     }
 
-    pub(super) fn histogram(&mut self, name: &str, help: &str, of: &HistogramSum, from: Duration) -> fmt::Result {
+    pub(super) fn histogram(
+        &mut self,
+        name: &str,
+        help: &str,
+        of: &HistogramSum,
+        from: Duration,
+    ) -> fmt::Result {
         self.family(name, help, Some(&Unit::Seconds), MetricType::Histogram, |encoder| {
             encoder.encode_histogram::<NoLabelSet>(of.seconds(), of.count(), &of.buckets(from), None)
         })
     }
 
     /// Several, each with its labels, in buckets of an octave.
-    pub(super) fn histograms(&mut self, name: &str, help: &str, each: &[(Labels, HistogramSum)]) -> fmt::Result {
+    pub(super) fn histograms(
+        &mut self,
+        name: &str,
+        help: &str,
+        each: &[(Labels, HistogramSum)],
+    ) -> fmt::Result {
         self.family(name, help, Some(&Unit::Seconds), MetricType::Histogram, |encoder| {
             each.iter().try_for_each(|(labels, of)| {
                 let mut encoder = encoder.encode_family(labels)?;

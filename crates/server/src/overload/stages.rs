@@ -6,7 +6,7 @@ use std::time::Duration;
 use ringserve_core::Time;
 
 use super::share::{NEGLIGIBLE, Share};
-use super::{Load, Overload, LoadReport};
+use super::{Load, LoadReport, Overload};
 
 /// The interval at which the share of frames is set.
 const SHARE_EACH: Duration = Duration::from_millis(100);

@@ -20,7 +20,7 @@ use super::listen::addr::Bind;
 use super::listen::sockets::Listening;
 use super::running::ServerHandle;
 use super::runtime::Runtime;
-use super::serves::{SpentFactories, Serves};
+use super::serves::{Serves, SpentFactories};
 use super::several::MultiService;
 use super::start::Prepared;
 use crate::blocking::Pool;

@@ -43,7 +43,8 @@ impl ServerControl {
         let inspecting = Inspecting::new(query.clone(), self.remotes().len());
         for (shard, remote) in self.remotes().iter().enumerate() {
             // One that ended drops it, and so says that it will not answer.
-            let _ = remote.send(ShardRequest::Inspect(Box::new(Walk::new(&query, shard, inspecting.asked()))));
+            let _ =
+                remote.send(ShardRequest::Inspect(Box::new(Walk::new(&query, shard, inspecting.asked()))));
         }
         inspecting
     }

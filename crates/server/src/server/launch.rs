@@ -30,7 +30,7 @@ use super::serves::Serves;
 use crate::error::Error;
 use crate::shard::face::service::FactoryOutput;
 use crate::shard::running::beginning::StartingShard;
-use crate::shard::running::starting::{Ended, Gate, ShardStart, StartWait, StartAbort};
+use crate::shard::running::starting::{Ended, Gate, ShardStart, StartAbort, StartWait};
 use crate::shard::state::services::Services;
 use crate::shard::state::shard_loop::ShardLoop;
 use crate::shard::wakes::inbox::{Command, ShardRemote, enter_shard};

@@ -23,19 +23,19 @@ use super::config::given::ServerConfig;
 use super::config::shared::ShardSeed;
 use super::fit::{Fit, fit, follow};
 use super::launch::{RunShard, announce, descriptors, launch};
-use super::listen::sockets::{Listen, Listening, ListenPlace};
+use super::listen::sockets::{Listen, ListenPlace, Listening};
 #[cfg(feature = "admin")]
 use super::running::Facts;
 use super::running::ServerHandle;
 use super::running::{Companion, RunningCompanion};
-use super::serves::{SpentFactories, Serves};
+use super::serves::{Serves, SpentFactories};
 use super::signals::{StopSignals, end_process};
 use super::until::serve_until;
 use crate::blocking::threads::Threads;
 use crate::error::Error;
 use crate::log;
 use crate::shard::remote::control::ServerControl;
-use crate::shard::running::starting::{StartWait, StartAbort};
+use crate::shard::running::starting::{StartAbort, StartWait};
 use crate::stats::ServerStats;
 
 /// Connections of a server's companion endpoint.
@@ -209,8 +209,11 @@ fn fit_memory(checked: &mut CheckedConfig) -> Result<Option<Fit>, Error> {
 fn listen(checked: &CheckedConfig, cpus: &[usize]) -> Result<(Vec<Vec<Listener>>, Listening), Error> {
     let several = checked.services.len() > 1;
     let all = checked.services.iter().flat_map(|of| of.binds.iter().map(move |bind| (of, bind)));
-    let place =
-        all.map(|(of, bind)| ListenPlace { bind, options: &of.sockets, service: several.then(|| of.label()) });
+    let place = all.map(|(of, bind)| ListenPlace {
+        bind,
+        options: &of.sockets,
+        service: several.then(|| of.label()),
+    });
     let listen = Listen { shards: checked.shards, share_port: checked.given.share_port, cpus };
     listen.at(&place.collect::<Vec<_>>())
 }

@@ -24,7 +24,7 @@ use super::serves::Serves;
 use super::start::Prepared;
 use crate::blocking::Pool;
 use crate::error::Error;
-use crate::overload::{Load, Overload, LoadReport};
+use crate::overload::{Load, LoadReport, Overload};
 use crate::shard::face::service::FactoryOutput;
 use crate::shard::remote::control::ServerControl;
 use crate::shard::running::beginning::StartingShard;
@@ -101,7 +101,9 @@ impl SteppedServer {
                 is_there: matches!(made, FactoryOutput::Now(_)),
                 steps: Box::new(move |ring, all_there| {
                     let stage = match made {
-                        FactoryOutput::Now(services) if all_there => StepStage::Serves(shard.serving(services)),
+                        FactoryOutput::Now(services) if all_there => {
+                            StepStage::Serves(shard.serving(services))
+                        }
                         made => StepStage::Begins(StartingShard::new(shard, made, start)),
                     };
                     Box::new(SteppedShard::new(ring, stage))

@@ -13,7 +13,7 @@ use ringserve_simkernel::{Adversary, FaultCounts, Faults, HostileEvent};
 
 use super::panics;
 use super::sim::Sim;
-use super::world::{SeedFailed, WorldDraws, World};
+use super::world::{SeedFailed, World, WorldDraws};
 use crate::trace::{Keeps, Trace};
 
 /// The environment variable that runs one seed again, with its trace.

@@ -17,7 +17,7 @@ use ringserve_simkernel::{Adversary, Faults, Socket};
 
 use super::panics;
 use super::sim::Sim;
-use super::world::{Ran, SeedFailed, WorldDraws, World};
+use super::world::{Ran, SeedFailed, World, WorldDraws};
 use crate::overload::{Load, Shed};
 use crate::server::builder::Server;
 use crate::shard::face::closed::{CloseCx, Failure};

@@ -32,7 +32,7 @@ use crate::server::running::ShardDeath;
 use crate::server::stepped::SteppedServer;
 use crate::shard::running::starting::StartState;
 use crate::shard::wakes::inbox::{Command, OnCall};
-use crate::trace::{TracePlace, Trace};
+use crate::trace::{Trace, TracePlace};
 
 /// The longest that a shard does not run.
 const STALL_MAX: Duration = Duration::from_secs(2);

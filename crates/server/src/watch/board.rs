@@ -104,7 +104,8 @@ impl Watch {
 
     /// True while a shard is at one piece of work for at least `over`.
     pub(crate) fn is_stalled(&self, shard: usize, over: Duration, now: Time) -> bool {
-        let lasts = |kept: &StallRecord| kept.stall.ongoing && !kept.stall.several && now - kept.since >= over;
+        let lasts =
+            |kept: &StallRecord| kept.stall.ongoing && !kept.stall.several && now - kept.since >= over;
         self.kept().iter().any(|kept| kept.stall.shard == shard && lasts(kept))
     }
 

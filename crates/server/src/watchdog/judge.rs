@@ -344,7 +344,10 @@ mod tests {
         let dark = || Seen { state: State::Turn(at(100)), work: 7, thread: None };
         assert_eq!(judge.look(0, at(101), dark()), None);
         let verdict = judge.look(0, at(126), dark()).expect("a stall");
-        assert_eq!((verdict.stage, verdict.cause, verdict.is_loud), (StallStage::Begins, StallCause::Other, true));
+        assert_eq!(
+            (verdict.stage, verdict.cause, verdict.is_loud),
+            (StallStage::Begins, StallCause::Other, true)
+        );
     }
 
     #[test]
@@ -374,7 +377,10 @@ mod tests {
             stages.extend(verdict.map(|verdict| (verdict.stage, verdict.lasted)));
             assert_eq!(judge.look(1, at(now), seen(State::Waits(at(3)), asleep())), None, "the other shard");
         }
-        assert_eq!(stages, [(StallStage::Begins, ms(26)), (StallStage::Lasts, ms(38)), (StallStage::Ended, ms(45))]);
+        assert_eq!(
+            stages,
+            [(StallStage::Begins, ms(26)), (StallStage::Lasts, ms(38)), (StallStage::Ended, ms(45))]
+        );
     }
 
     #[test]
@@ -401,7 +407,11 @@ mod tests {
         assert_eq!((verdict.lasted, verdict.cause), (ms(25), StallCause::Cpu));
         judge.stopped(at(20_000), ms(10_000));
         let verdict = look(&mut judge, 20_012).expect("it goes on");
-        assert_eq!((verdict.stage, verdict.lasted), (StallStage::Lasts, ms(1012)), "without the time of the stop");
+        assert_eq!(
+            (verdict.stage, verdict.lasted),
+            (StallStage::Lasts, ms(1012)),
+            "without the time of the stop"
+        );
         // A turn that no look saw before the stop.
         let mut judge = Judge::new(1, OVER);
         judge.stopped(at(9000), ms(8880));

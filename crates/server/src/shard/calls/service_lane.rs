@@ -13,8 +13,8 @@ use ringserve_drivers::guarded;
 use tracing::field::display;
 use tracing::{debug, info};
 
-use super::opens::{Answer, OpenOutcome, OPENING, OpenEnd, Opens};
-use super::running_calls::{WokenCall, Job, Resumed, Tasks};
+use super::opens::{Answer, OPENING, OpenEnd, OpenOutcome, Opens};
+use super::running_calls::{Job, Resumed, Tasks, WokenCall};
 use crate::log::LogObserver;
 use crate::overload::Shed;
 use crate::shard::Core;

@@ -13,7 +13,7 @@ use ringserve_core::{ConnHead, ConnId, Outlet, Payload, RemoteGate, SharedPayloa
 
 use super::handle::Shard;
 use crate::shard::wakes::awaited::AwaitedEvent;
-use crate::shard::wakes::inbox::{ShardRequest, ShardRemote};
+use crate::shard::wakes::inbox::{ShardRemote, ShardRequest};
 use crate::shard::wakes::notice::notice;
 
 /// Reaches a connection from any thread: from its own shard, another shard, or a thread beside

@@ -19,7 +19,7 @@ use crate::shard::tasks::attempts::Requests;
 use crate::shard::tasks::draining::Draining;
 #[cfg(feature = "http")]
 use crate::shard::tasks::draining::Moment;
-use crate::shard::tasks::ends::{ServiceEnds, ServiceEnded, UnknownService};
+use crate::shard::tasks::ends::{ServiceEnded, ServiceEnds, UnknownService};
 use crate::shard::tasks::join::{JoinHandle, SpawnError};
 use crate::shard::tasks::spawned::{LocalTasks, ResetsOnPanic};
 use crate::shard::tasks::started::{Start, Started};

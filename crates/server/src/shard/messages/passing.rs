@@ -12,7 +12,7 @@ use ringserve_core::{Driver, Socket, Time};
 use crate::shard::Core;
 use crate::shard::state::services::Services;
 use crate::shard::state::shard_loop::ShardLane;
-use crate::shard::wakes::inbox::{ShardRequest, ShardRemote};
+use crate::shard::wakes::inbox::{ShardRemote, ShardRequest};
 
 /// A shard that is ahead of another one by this many connections gives away what it accepts from a
 /// queue that all share. Without it a burst at a Unix socket stayed with the shard that was awake:

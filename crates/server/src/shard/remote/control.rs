@@ -13,7 +13,7 @@ use ringserve_drivers::Listener;
 
 use super::ending::Ending;
 use crate::blocking::Pool;
-use crate::shard::wakes::inbox::{Command, ShardRequest, ShardRemote};
+use crate::shard::wakes::inbox::{Command, ShardRemote, ShardRequest};
 use crate::stats::upstream_figures::{UpstreamFigures, UpstreamSource, bounded};
 use crate::watch::accept_queue::AcceptQueues;
 use crate::watch::board::Watch;

@@ -24,7 +24,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, Sleep};
 
-use super::beginning::{StartingShard, End};
+use super::beginning::{End, StartingShard};
 use crate::shard::state::services::Services;
 use crate::shard::state::shard_loop::ShardLoop;
 use crate::stats::ShardStats;

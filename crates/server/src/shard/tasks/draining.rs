@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::shard::wakes::flag::{FlagWait, Flag};
+use crate::shard::wakes::flag::{Flag, FlagWait};
 
 /// When connections end that end by themselves in a drain.
 #[derive(Clone, Copy, Debug, Default)]

@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 use ringserve_base::guard::Panicked;
 
 use super::draining::Moment;
-use crate::shard::wakes::flag::{FlagWait, Flag};
+use crate::shard::wakes::flag::{Flag, FlagWait};
 use crate::stats::ServiceNames;
 
 /// The services of a shard in the drain of the server.

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 
 use ringserve_base::guard::Panicked;
 
-use crate::shard::wakes::flag::{FlagWait, Flag};
+use crate::shard::wakes::flag::{Flag, FlagWait};
 
 /// The start of the server as one of its shards sees it.
 #[derive(Default)]

@@ -17,7 +17,7 @@ use ringserve_core::{ConnId, RemoteGate, Time};
 
 use super::awaited::AwaitedEvent;
 use super::notice::Notify;
-use super::wake::{Attention, Requests, WakeNeed, Queued, ShardInbox, ShardSleep};
+use super::wake::{Attention, Queued, InboxContents, ShardInbox, ShardSleep, WakeNeed};
 use crate::inspect::Walk;
 use crate::overload::SharedLoad;
 use crate::snapshot::Snapshot;
@@ -95,7 +95,7 @@ impl ShardRequest {
 }
 
 /// Requests to a shard since its last turn began.
-pub(crate) type Delivery = Requests<ShardRequest>;
+pub(crate) type Delivery = InboxContents<ShardRequest>;
 
 /// Watches calls to a shard.
 #[cfg(feature = "testing")]

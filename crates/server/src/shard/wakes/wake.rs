@@ -89,11 +89,11 @@ impl Attention {
 /// Requests of other threads to a shard. `L` is a letter.
 pub(crate) struct ShardInbox<L> {
     word: AtomicU16,
-    brought: Mutex<Requests<L>>,
+    brought: Mutex<InboxContents<L>>,
 }
 
 /// Requests since the shard's last look into its inbox.
-pub(crate) struct Requests<L> {
+pub(crate) struct InboxContents<L> {
     /// Tasks to poll.
     pub(crate) tasks: Vec<u32>,
     pub(crate) letters: Vec<L>,
@@ -101,9 +101,9 @@ pub(crate) struct Requests<L> {
     closed: bool,
 }
 
-impl<L> Default for Requests<L> {
-    fn default() -> Requests<L> {
-        Requests { tasks: Vec::new(), letters: Vec::new(), closed: false }
+impl<L> Default for InboxContents<L> {
+    fn default() -> InboxContents<L> {
+        InboxContents { tasks: Vec::new(), letters: Vec::new(), closed: false }
     }
 }
 
@@ -130,7 +130,7 @@ pub(crate) enum ShardSleep {
 
 impl<L> ShardInbox<L> {
     pub(crate) fn new() -> ShardInbox<L> {
-        ShardInbox { word: AtomicU16::new(0), brought: Mutex::new(Requests::default()) }
+        ShardInbox { word: AtomicU16::new(0), brought: Mutex::new(InboxContents::default()) }
     }
 
     /// Asks for attention. The caller has written before what the shard is to see.
@@ -165,7 +165,7 @@ impl<L> ShardInbox<L> {
     /// Takes the word, on the shard as its turn begins, and adds the requests to `brought`, after
     /// those that the last turn left there.
     #[inline]
-    pub(crate) fn begin_turn(&self, brought: &mut Requests<L>) -> Attention {
+    pub(crate) fn begin_turn(&self, brought: &mut InboxContents<L>) -> Attention {
         // A turn that follows another one without sleep and without a call, as most do under load,
         // changes nothing here.
         if self.word.load(Ordering::Relaxed) == 0 {
@@ -274,7 +274,7 @@ impl<L> ShardInbox<L> {
         std::mem::take(&mut brought.letters)
     }
 
-    fn brought(&self) -> MutexGuard<'_, Requests<L>> {
+    fn brought(&self) -> MutexGuard<'_, InboxContents<L>> {
         self.brought.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
