@@ -19,7 +19,7 @@ mod wake;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use wake::{Attention, Queued, InboxContents, ShardInbox, ShardSleep, WakeNeed};
+use wake::{Attention, InboxContents, Queued, ShardInbox, ShardSleep, WakeNeed};
 
 /// All interleavings in which a thread is interrupted up to three times where it need not be:
 /// beyond that none is known to find more, and the time grows without bound.

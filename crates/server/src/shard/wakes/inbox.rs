@@ -17,7 +17,7 @@ use ringserve_core::{ConnId, RemoteGate, Time};
 
 use super::awaited::AwaitedEvent;
 use super::notice::Notify;
-use super::wake::{Attention, Queued, InboxContents, ShardInbox, ShardSleep, WakeNeed};
+use super::wake::{Attention, InboxContents, Queued, ShardInbox, ShardSleep, WakeNeed};
 use crate::inspect::Walk;
 use crate::overload::SharedLoad;
 use crate::snapshot::Snapshot;
