@@ -442,7 +442,7 @@ impl Attempts {
         task: &mut Context<'_>,
         shard: &Shard,
         transport: Option<&Rc<dyn Transport>>,
-    ) -> Poll<Option<ConnShared<Session>>> {
+    ) -> Poll<Option<ConnShared<StreamSession>>> {
         loop {
             let mut place = 0;
             while let Some((addr, attempting)) = self.all.get(place) {
