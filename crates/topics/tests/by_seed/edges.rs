@@ -164,7 +164,7 @@ fn last_of_a_burst_reaches_shards_whose_mailbox_was_full() {
             });
         }
         let all_know =
-            || accepted.get().is_some_and(|accepted| counts.iter().all(|count| count.get() == accepted));
+            || accepted.get().is_some_and(|accepted: u64| counts.iter().all(|count| count.get() == accepted));
         let knows = sim.run_until(600 * SECOND, all_know);
         assert!(knows, "{counts:?} of {accepted:?} messages are known");
     });
