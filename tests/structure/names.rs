@@ -22,6 +22,7 @@ const NOUNS: &[&str] = &[
     "Draining",
     "Elapsed",
     "Encoding",
+    "Feed",
     "Finding",
     "Framed",
     "Framing",
