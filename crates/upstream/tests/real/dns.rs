@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -17,7 +17,10 @@ use ringserve_tests::{SOON, eventually};
 struct Record(&'static str, u16, u32, Vec<u8>);
 
 const A: u16 = 1;
+const AAAA: u16 = 28;
 const SRV: u16 = 33;
+/// No type of DNS: questions of the type in the data are answered with SERVFAIL.
+const FAILS: u16 = 0xff00;
 
 fn a(name: &'static str, ttl: u32, last: u8) -> Record {
     Record(name, A, ttl, vec![127, 0, 0, last])
@@ -80,7 +83,12 @@ fn answer(question: &[u8], zone: &[Record]) -> Vec<u8> {
     let kind = u16::from_be_bytes([question[end + 1], question[end + 2]]);
     let has = |record: &&Record| encoded(record.0) == name;
     let found: Vec<_> = zone.iter().filter(has).filter(|record| record.1 == kind).collect();
-    let code = if zone.iter().any(|record| has(&record)) { 0x80 } else { 0x83 };
+    let fails = |record: &Record| record.1 == FAILS && record.3 == kind.to_be_bytes();
+    let code = match zone.iter().filter(has).collect::<Vec<_>>()[..] {
+        [] => 0x83,
+        ref all if all.iter().any(|record| fails(record)) => 0x82,
+        _ => 0x80,
+    };
     let mut answer = question[..2].to_vec();
     answer.extend([0x85, code, 0, 1, 0, found.len() as u8, 0, 0, 0, 0]);
     answer.extend(&question[12..end + 5]);
@@ -128,6 +136,22 @@ fn backends(upstream: &Upstream) -> Vec<(String, u32, u16)> {
 
 fn at(addr: &str) -> (String, u32, u16) {
     (addr.to_owned(), 1, 0)
+}
+
+#[test]
+fn half_an_answer_takes_no_backend_away() {
+    let ipv6 = Record("db.test", AAAA, 0, Ipv6Addr::LOCALHOST.octets().to_vec());
+    let names = NameServer::start(vec![a("db.test", 0, 1), ipv6.clone()]);
+    let often = Duration::from_millis(50);
+    let dns = Dns::addresses("db.test:5432").server(names.addr).ttl_between(often, 2 * often);
+    let upstream = Upstream::discover("db", dns);
+    with(&upstream, || {
+        let has_ipv4 = || backends(&upstream).contains(&at("127.0.0.1:5432"));
+        eventually("it is found", SOON, has_ipv4);
+        names.set(vec![Record("db.test", FAILS, 0, A.to_be_bytes().to_vec()), ipv6]);
+        eventually("look-ups fail", SOON, || upstream.stats().lookups_failed >= 2);
+        assert!(has_ipv4(), "{:?}", backends(&upstream));
+    });
 }
 
 #[test]

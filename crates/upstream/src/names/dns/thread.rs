@@ -100,17 +100,25 @@ async fn serve(mut questions: mpsc::UnboundedReceiver<Question>) {
 }
 
 async fn find(wanted: &DnsQuery, servers: &Servers) -> Result<Answer, Failure> {
-    let resolver = resolver(servers).map_err(Failure::Configuration)?;
+    let of = |strategy| resolver(servers, strategy).map_err(Failure::Configuration);
+    let resolvers =
+        Resolvers { ipv4: of(LookupIpStrategy::Ipv4Only)?, ipv6: of(LookupIpStrategy::Ipv6Only)? };
     match wanted {
-        DnsQuery::Addresses(name) => addresses_of(&resolver, name).await,
-        DnsQuery::Services(name) => services_of(&resolver, name).await,
+        DnsQuery::Addresses(name) => addresses_of(&resolvers, name).await,
+        DnsQuery::Services(name) => services_of(&resolvers, name).await,
     }
     .map_err(Failure::Lookup)
 }
 
+/// A resolver for each kind of addresses: one for both would pass over an answer that failed.
+struct Resolvers {
+    ipv4: TokioResolver,
+    ipv6: TokioResolver,
+}
+
 /// A resolver for one look-up: so the files of the host are read each time, and nothing is kept for
 /// longer than its TTL.
-fn resolver(servers: &Servers) -> io::Result<TokioResolver> {
+fn resolver(servers: &Servers, strategy: LookupIpStrategy) -> io::Result<TokioResolver> {
     let (config, mut options) = match servers {
         Servers::File(path) => read(path)?,
         Servers::These(servers) => {
@@ -118,7 +126,7 @@ fn resolver(servers: &Servers) -> io::Result<TokioResolver> {
             (ResolverConfig::from_parts(None, Vec::new(), servers), ResolverOpts::default())
         }
     };
-    options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
+    options.ip_strategy = strategy;
     options.cache_size = 0;
     let builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
     builder.with_options(options).build().map_err(io::Error::other)
@@ -138,34 +146,55 @@ fn server(addr: &SocketAddr) -> NameServerConfig {
     server
 }
 
-async fn addresses_of(resolver: &TokioResolver, name: &str) -> io::Result<Answer> {
+async fn addresses_of(resolvers: &Resolvers, name: &str) -> io::Result<Answer> {
     let unclear = || io::Error::new(io::ErrorKind::InvalidInput, format!("{name:?} is no name with a port"));
     let (host, port) = name.rsplit_once(':').ok_or_else(unclear)?;
     let port = port.parse().map_err(|_| unclear())?;
-    let found = resolver.lookup_ip(host).await.map_err(|error| failed(name, &error))?;
+    let found = ips_of(resolvers, host).await?;
     let found_at =
         |ip: IpAddr| Found { addr: SocketAddr::new(ip, port), host: host.into(), weight: 1, priority: 0 };
-    let backends = addresses(found.iter(), has_ipv6()).into_iter().map(found_at).collect();
-    Ok(Answer { backends, ttl: ttl(found.as_lookup(), now()) })
+    if found.ips.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, format!("{name}: it has no address")));
+    }
+    Ok(Answer { backends: found.ips.into_iter().map(found_at).collect(), ttl: found.ttl })
 }
 
 /// A target without an address is passed over; one that cannot be looked up fails the answer, or
 /// its backends would seem to be gone.
-async fn services_of(resolver: &TokioResolver, name: &str) -> io::Result<Answer> {
-    let found = resolver.lookup(name, RecordType::SRV).await.map_err(|error| failed(name, &error))?;
+async fn services_of(resolvers: &Resolvers, name: &str) -> io::Result<Answer> {
+    let found = resolvers.ipv4.lookup(name, RecordType::SRV).await.map_err(|error| failed(name, &error))?;
     let mut answer = Answer { backends: Vec::new(), ttl: ttl(&found, now()) };
-    let has_ipv6 = has_ipv6();
     for target in targets(&found) {
-        match resolver.lookup_ip(target.name.as_str()).await {
-            Ok(found) => {
-                answer.ttl = answer.ttl.min(ttl(found.as_lookup(), now()));
-                answer.backends.extend(target.at(&addresses(found.iter(), has_ipv6)));
-            }
-            Err(error) if error.is_no_records_found() => {}
-            Err(error) => return Err(failed(&target.name, &error)),
-        }
+        let found = ips_of(resolvers, &target.name).await?;
+        answer.ttl = answer.ttl.min(found.ttl);
+        answer.backends.extend(target.at(&found.ips));
     }
     Ok(answer)
+}
+
+/// The addresses of a name, and the time for which they stand.
+struct NameAddresses {
+    ips: Vec<IpAddr>,
+    ttl: Duration,
+}
+
+/// Asks for both kinds of addresses. Where one of the answers fails, the other is not all that there
+/// is: half of them would seem to be gone.
+async fn ips_of(resolvers: &Resolvers, name: &str) -> io::Result<NameAddresses> {
+    let (ipv4, ipv6) = tokio::join!(resolvers.ipv4.lookup_ip(name), resolvers.ipv6.lookup_ip(name));
+    let mut found = NameAddresses { ips: Vec::new(), ttl: Duration::MAX };
+    for answer in [ipv4, ipv6] {
+        match answer {
+            Ok(answer) => {
+                found.ttl = found.ttl.min(ttl(answer.as_lookup(), now()));
+                found.ips.extend(answer.iter());
+            }
+            Err(error) if error.is_no_records_found() => {}
+            Err(error) => return Err(failed(name, &error)),
+        }
+    }
+    found.ips = addresses(found.ips.into_iter(), has_ipv6());
+    Ok(found)
 }
 
 #[expect(
