@@ -17,6 +17,7 @@ use hyper::http::uri::{PathAndQuery, Scheme};
 use hyper::{Method, Request, Response, StatusCode, Uri, Version};
 use ringserve_server::Shard;
 use ringserve_server::http::ShardTimer;
+use ringserve_server::time::Time;
 use ringserve_upstream::{Backend, Call, Connections, Outcome, PooledConnection, UpstreamError};
 
 use super::body::{Held, UpstreamBody};
@@ -63,6 +64,8 @@ pub enum ClientError {
     Body,
     /// The body of the request is longer than it may be.
     BodyTooLong,
+    /// The body of the request came too slowly.
+    BodyTooSlow,
     /// The answer broke within its body.
     Answer(std::io::Error),
 }
@@ -73,6 +76,7 @@ impl fmt::Display for ClientError {
             ClientError::Upstream(error) => error.fmt(f),
             ClientError::Body => f.write_str("the body of the request broke"),
             ClientError::BodyTooLong => f.write_str("the body of the request is too long"),
+            ClientError::BodyTooSlow => f.write_str("the body of the request came too slowly"),
             ClientError::Answer(error) => error.fmt(f),
         }
     }
@@ -96,10 +100,12 @@ impl From<std::io::Error> for ClientError {
 
 /// The rules by which a request is sent.
 pub(crate) struct SendRules<'r> {
-    /// From the last byte that was taken of the request to the head of the answer.
+    /// From the last byte that was taken of the request to the head of the answer, with all tries.
     pub(crate) response: Duration,
     /// From the begin to the head of the answer, with all tries.
     pub(crate) request: Option<Duration>,
+    /// The client chose that time, so its end says nothing about a backend.
+    pub(crate) is_clients_time: bool,
     pub(crate) body_idle: Duration,
     pub(crate) is_idempotent: bool,
     pub(crate) retry_on: &'r [StatusCode],
@@ -149,9 +155,11 @@ impl HttpClient {
         let (parts, body) = request.into_parts();
         let source = Source::Other(boxed(body));
         let body = BodyKeeper::new(source, u64::MAX, self.inner.upstream.kept_bytes_max());
+        let body = body.timed(&self.inner.shard, 0);
         let rules = SendRules {
             response: UNBOUNDED,
             request: None,
+            is_clients_time: false,
             body_idle: Duration::from_secs(30),
             is_idempotent: is_idempotent(&parts.method),
             retry_on: &[],
@@ -171,12 +179,15 @@ impl HttpClient {
         &self,
         body: Incoming,
         bytes_max: u64,
+        bytes_per_second_min: u32,
         is_idempotent: bool,
         guarded: Box<[HeaderName]>,
     ) -> BodyKeeper {
         let may_be_sent_again = is_idempotent || self.may_be_refused();
         let kept_max = if may_be_sent_again { self.inner.upstream.kept_bytes_max() } else { 0 };
-        BodyKeeper::new(Source::Client(body), bytes_max, kept_max).without(guarded)
+        BodyKeeper::new(Source::Client(body), bytes_max, kept_max)
+            .timed(&self.inner.shard, bytes_per_second_min)
+            .without(guarded)
     }
 
     /// Sends a request, to other backends too if that fails and it may be sent again.
@@ -191,8 +202,18 @@ impl HttpClient {
         let has_host = head.fields.contains_key(HOST);
         let mut next = Some(head);
         let mut tries = 0;
+        let mut limits = TimeLimits::new(rules, call.left(), self.inner.shard.now());
+        // The last answer that is worth another try.
+        let mut refused: Option<Box<(Response<Incoming>, PooledConnection<HttpConnection>)>> = None;
         loop {
-            let mut connection = call.take().await?;
+            let mut connection = match (call.take().await, refused.take()) {
+                (Ok(connection), _) => connection,
+                (Err(error), None) => return Err(error.into()),
+                (Err(_), Some(last)) => {
+                    let (answer, connection) = *last;
+                    return Ok(self.exchanged(answer, connection, body, rules, tries));
+                }
+            };
             let Some(mut head) = next.take().or_else(|| kept.clone()) else {
                 return Err(UpstreamError::Lost.into());
             };
@@ -204,19 +225,17 @@ impl HttpClient {
                 name_backend(&mut head.fields, connection.backend());
             }
             let sent = head.into_request_on(&connection, &body);
-            let answered = self.answer(&mut connection, sent, &body, rules, call.left()).await;
+            let answered = self.answer(&mut connection, sent, &body, &mut limits).await;
             let is_repeatable = rules.is_idempotent && body.can_be_sent();
             let failed = match answered {
-                TryResult::Answer(answer) if is_repeatable && rules.retry_on.contains(&answer.status()) => {
-                    if call.retry(&mut connection, Outcome::Failed).is_ok() {
+                TryResult::Answer(answer) => {
+                    let is_refusal = is_repeatable && rules.retry_on.contains(&answer.status());
+                    if is_refusal && call.retry(&mut connection, Outcome::Failed).is_ok() {
+                        refused = Some(Box::new((answer, connection)));
                         continue;
                     }
                     return Ok(self.exchanged(answer, connection, body, rules, tries));
                 }
-                TryResult::Answer(answer) => {
-                    return Ok(self.exchanged(answer, connection, body, rules, tries));
-                }
-                TryResult::TimedOut => Outcome::TimedOut,
                 TryResult::Error(SendError::Unsent(unsent)) => {
                     tries -= 1;
                     next = Some(Head::taken_back(*unsent));
@@ -228,22 +247,21 @@ impl HttpClient {
                     next = kept.clone();
                     Outcome::Failed
                 }
-                TryResult::Error(SendError::Refused) => Outcome::Lost,
-                TryResult::Error(SendError::Lost { is_ours: true }) => Outcome::Aborted,
-                TryResult::Error(SendError::Lost { is_ours: false }) => Outcome::Lost,
-                TryResult::Error(SendError::Malformed(error)) => {
-                    connection.finish(Outcome::Failed);
-                    return Err(UpstreamError::Failed(std::io::Error::other(error)).into());
-                }
-                TryResult::Error(SendError::Body) => {
-                    connection.finish(Outcome::Unknown);
-                    return Err(body_error(&body));
+                TryResult::Error(error) => match end_of_try(error, &body) {
+                    (lost @ (Outcome::Lost | Outcome::Aborted), _) => lost,
+                    (outcome, error) => {
+                        connection.finish(outcome);
+                        return Err(error);
+                    }
+                },
+                TryResult::Over(outcome, error) => {
+                    connection.finish(outcome);
+                    return Err(error);
                 }
             };
             if next.is_none() && !is_repeatable {
                 connection.finish(failed);
-                let is_late = failed == Outcome::TimedOut;
-                return Err(if is_late { UpstreamError::TimedOut } else { UpstreamError::Lost }.into());
+                return Err(UpstreamError::Lost.into());
             }
             call.retry(&mut connection, failed)?;
         }
@@ -271,16 +289,18 @@ impl HttpClient {
         connection: &mut PooledConnection<HttpConnection>,
         request: Request<RequestBody>,
         body: &BodyKeeper,
-        rules: &SendRules<'_>,
-        left: Duration,
+        limits: &mut TimeLimits,
     ) -> TryResult {
         let shard = &self.inner.shard;
         let mut send = pin!(connection.send(request));
-        let mut taken = body.taken();
-        let until = shard.now() + left;
+        limits.begin_try(shard.now());
         loop {
-            let time = rules.response.min(until - shard.now());
-            let mut sleep = pin!(shard.sleep(time));
+            let now = shard.now();
+            let until = match limits.check(now, body) {
+                Ok(until) => until,
+                Err((outcome, error)) => return TryResult::Over(outcome, error),
+            };
+            let mut sleep = pin!(shard.sleep(until - now));
             let answered = poll_fn(|task| {
                 if let Poll::Ready(answered) = send.as_mut().poll(task) {
                     return Poll::Ready(Some(answered));
@@ -292,9 +312,7 @@ impl HttpClient {
                 // hyper says of HTTP/2 that the stream was reset, and not by whom.
                 Some(Err(_)) if body.fault().is_some() => return TryResult::Error(SendError::Body),
                 Some(Err(error)) => return TryResult::Error(error),
-                // A client that sends slowly is not the backend's fault.
-                None if body.taken() != taken && shard.now() < until => taken = body.taken(),
-                None => return TryResult::TimedOut,
+                None => {}
             }
         }
     }
@@ -338,7 +356,72 @@ impl fmt::Debug for HttpClient {
 enum TryResult {
     Answer(Response<Incoming>),
     Error(SendError),
-    TimedOut,
+    /// It took too long: the end for the backend, and for the client.
+    Over(Outcome, ClientError),
+}
+
+/// The times of a request, with all tries.
+struct TimeLimits {
+    response: Duration,
+    request: Duration,
+    is_clients_time: bool,
+    /// When the first try began, and this one.
+    begun: Option<Time>,
+    try_begun: Time,
+    /// When the time of the request is over.
+    until: Time,
+}
+
+impl TimeLimits {
+    fn new(rules: &SendRules<'_>, left: Duration, now: Time) -> TimeLimits {
+        TimeLimits {
+            response: rules.response,
+            request: left,
+            is_clients_time: rules.is_clients_time,
+            begun: None,
+            try_begun: now,
+            until: now + left,
+        }
+    }
+
+    fn begin_try(&mut self, now: Time) {
+        self.begun.get_or_insert(now);
+        self.try_begun = now;
+    }
+
+    /// Until when to wait before the next look.
+    fn check(&self, now: Time, body: &BodyKeeper) -> Result<Time, (Outcome, ClientError)> {
+        let pace = body.pace().unwrap_or_default();
+        let timed_out = || ClientError::from(UpstreamError::TimedOut);
+        // The time that was the backend's.
+        let had = now - pace.last().map_or(self.try_begun, |last| last.max(self.try_begun));
+        let blame = |time: Duration| {
+            let is_to_blame = !pace.is_waiting() && had >= time / 2;
+            if is_to_blame { Outcome::TimedOut } else { Outcome::Unknown }
+        };
+        if now >= self.until {
+            return Err(match () {
+                () if self.is_clients_time => (Outcome::Unknown, timed_out()),
+                () if pace.is_waiting() => (Outcome::Unknown, ClientError::BodyTooSlow),
+                () => (blame(self.request), timed_out()),
+            });
+        }
+        let next = if pace.is_waiting() {
+            match pace.too_slow_at() {
+                Some(at) if now >= at => return Err((Outcome::Unknown, ClientError::BodyTooSlow)),
+                // Its last byte may come at once.
+                at => at.map_or(now + self.response, |at| at.min(now + self.response)),
+            }
+        } else {
+            let begun = self.begun.unwrap_or(now);
+            let at = pace.last().map_or(begun, |last| last.max(begun)) + self.response;
+            if now >= at {
+                return Err((blame(self.response), timed_out()));
+            }
+            if body.pace().is_some() { at.min(now + pace.rest()) } else { at }
+        };
+        Ok(next.min(self.until))
+    }
 }
 
 /// The head of a request, of which copies are sent.
@@ -417,6 +500,20 @@ impl Head {
         *request.version_mut() = Version::HTTP_11;
         *request.headers_mut() = fields;
         request
+    }
+}
+
+/// The end of a try without an answer, for the backend and for the client.
+fn end_of_try(error: SendError, body: &BodyKeeper) -> (Outcome, ClientError) {
+    let lost = ClientError::from(UpstreamError::Lost);
+    match error {
+        SendError::Unsent(_) => (Outcome::Unsent, lost),
+        SendError::Lost { is_ours: true } => (Outcome::Aborted, lost),
+        SendError::Refused | SendError::Lost { is_ours: false } => (Outcome::Lost, lost),
+        SendError::Malformed(error) => {
+            (Outcome::Failed, UpstreamError::Failed(std::io::Error::other(error)).into())
+        }
+        SendError::Body => (Outcome::Unknown, body_error(body)),
     }
 }
 

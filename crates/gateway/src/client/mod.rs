@@ -10,4 +10,5 @@ pub(crate) mod exchange;
 pub(crate) mod http;
 mod http2;
 mod news;
+mod pace;
 pub(crate) mod request_body;

@@ -11,7 +11,9 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::header::{AUTHORIZATION, COOKIE, EXPECT, HOST, HeaderName, MAX_FORWARDS, RANGE, TE, VIA};
+use ringserve_server::Shard;
 
+use super::pace::Pace;
 use crate::fields::forwarded::is_of_a_proxy;
 use crate::fields::strip::{Direction, strip};
 
@@ -61,6 +63,8 @@ struct Shared {
     sent: Cell<usize>,
     /// Nothing more is kept once it has sent them.
     is_forgotten: Cell<bool>,
+    /// When its client sent, if that is measured.
+    pace: Option<(Shard, Cell<Pace>)>,
 }
 
 struct State {
@@ -102,8 +106,17 @@ impl BodyKeeper {
             taken: Cell::default(),
             sent: Cell::default(),
             is_forgotten: Cell::default(),
+            pace: None,
         };
         BodyKeeper { shared: Rc::new(shared) }
+    }
+
+    /// Measures how fast it comes, by the clock of a shard.
+    pub(crate) fn timed(mut self, shard: &Shard, bytes_per_second_min: u32) -> BodyKeeper {
+        if let Some(shared) = Rc::get_mut(&mut self.shared).filter(|shared| !shared.is_ended.get()) {
+            shared.pace = Some((shard.clone(), Cell::new(Pace::new(bytes_per_second_min))));
+        }
+        self
     }
 
     /// Leaves these out of the trailers.
@@ -143,13 +156,25 @@ impl BodyKeeper {
             && state.kept.as_ref().is_none_or(|kept| self.shared.sent.get() >= kept.len())
     }
 
-    /// A number that grows as it is taken.
-    pub(crate) fn taken(&self) -> u64 {
-        self.shared.taken.get()
+    /// When its client sent. `None` if there is no body, or it is not measured.
+    pub(crate) fn pace(&self) -> Option<Pace> {
+        self.shared.pace.as_ref().map(|(_, pace)| pace.get())
     }
 }
 
 impl Shared {
+    /// Notes that the source has a piece of `bytes`, or its end; or that it has none yet.
+    fn note(&self, bytes: Option<usize>) {
+        let Some((shard, pace)) = &self.pace else { return };
+        let mut changed = pace.get();
+        match bytes {
+            Some(bytes) => changed.has_come(shard.now(), bytes),
+            None if changed.is_waiting() => return,
+            None => changed.begins_to_wait(shard.now()),
+        }
+        pace.set(changed);
+    }
+
     /// Drops the front if it is forgotten and sent.
     fn let_go(&self) {
         let mut state = self.state.borrow_mut();
@@ -224,7 +249,13 @@ impl RequestBody {
     fn poll_source(&self, task: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyFault>>> {
         let shared = &*self.shared;
         let mut state = shared.state.borrow_mut();
-        let frame = match ready!(state.source.poll_frame(task)) {
+        let polled = state.source.poll_frame(task);
+        shared.note(match &polled {
+            Poll::Ready(Some(Ok(frame))) => Some(frame.data_ref().map_or(0, Bytes::len)),
+            Poll::Ready(_) => Some(0),
+            Poll::Pending => None,
+        });
+        let frame = match ready!(polled) {
             None => {
                 shared.is_ended.set(true);
                 return Poll::Ready(None);

@@ -93,6 +93,9 @@ fn read(section: &Section<'_>, upstreams: &Upstreams) -> Result<Route> {
     if let Some(value) = section.take("body_bytes_max") {
         route = route.body_bytes_max(value.bytes()?);
     }
+    if let Some(value) = section.take("body_bytes_per_second_min") {
+        route = route.body_bytes_per_second_min(value.count(0..=1 << 30)?);
+    }
     if let Some(value) = section.take("upgrade") {
         let is_http1 = |upstream: &HttpUpstream| upstream.spoken() == UpstreamProtocol::Http1;
         if !route.upstreams().all(is_http1) {

@@ -35,6 +35,8 @@ pub enum Refusal {
     Rate(u32),
     /// The body is longer than it may be. 413.
     TooLong,
+    /// The body came too slowly. 408.
+    TooSlow,
     /// The client's body broke, so no client reads this. 400.
     Body,
     /// As many requests as may be wait, or no backend may be asked. 503.
@@ -61,6 +63,7 @@ impl Refusal {
             Refusal::Unknown => StatusCode::UNAUTHORIZED,
             Refusal::Rate(_) => StatusCode::TOO_MANY_REQUESTS,
             Refusal::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
+            Refusal::TooSlow => StatusCode::REQUEST_TIMEOUT,
             Refusal::Busy => StatusCode::SERVICE_UNAVAILABLE,
             Refusal::Lost | Refusal::Malformed | Refusal::Switched => StatusCode::BAD_GATEWAY,
             Refusal::TimedOut => StatusCode::GATEWAY_TIMEOUT,
@@ -80,6 +83,7 @@ impl Refusal {
             Refusal::Unknown => "a name and a password are needed",
             Refusal::Rate(_) => "too many requests",
             Refusal::TooLong => "the body of the request is too long",
+            Refusal::TooSlow => "the body of the request came too slowly",
             Refusal::Body => "the body of the request ended too early",
             Refusal::Busy => "no server is free",
             Refusal::Lost => "the server ended the connection before its answer",
@@ -93,7 +97,7 @@ impl Refusal {
     fn grpc(self) -> &'static str {
         match self {
             Refusal::Rate(_) | Refusal::TooLong => "8",
-            Refusal::TimedOut => "4",
+            Refusal::TimedOut | Refusal::TooSlow => "4",
             Refusal::Unknown => "16",
             Refusal::Address => "7",
             Refusal::NoRoute | Refusal::Coding | Refusal::Method(_) => "12",
@@ -108,6 +112,7 @@ impl From<&ClientError> for Refusal {
         match error {
             ClientError::Body => Refusal::Body,
             ClientError::BodyTooLong => Refusal::TooLong,
+            ClientError::BodyTooSlow => Refusal::TooSlow,
             ClientError::Answer(_) => Refusal::Malformed,
             ClientError::Upstream(UpstreamError::Full | UpstreamError::NoBackend) => Refusal::Busy,
             ClientError::Upstream(UpstreamError::TimedOut) => Refusal::TimedOut,

@@ -308,14 +308,15 @@ impl ProxyRequest {
         let switching = self.switching(route, stripped, is_empty);
         let is_idempotent = is_idempotent(&self.parts.method)
             || (route.has_idempotency_keys && self.parts.headers.contains_key(IDEMPOTENCY_KEY));
-        let deadline = outgoing::deadline(&self.parts.headers, route.timeouts.request);
+        let (request, is_clients_time) = outgoing::deadline(&self.parts.headers, route.timeouts.request);
         let mut fields = std::mem::take(&mut self.parts.headers);
         outgoing::name_client(&self, &mut fields);
         self.parts.headers = fields;
         let head = outgoing::head(&mut self, route, stripped, switching.as_ref().map(|(name, _)| name));
         let rules = SendRules {
             response: route.timeouts.response,
-            request: deadline,
+            request,
+            is_clients_time,
             body_idle: route.timeouts.body_idle,
             is_idempotent,
             retry_on: &route.retry_on,
@@ -323,7 +324,8 @@ impl ProxyRequest {
             wants_backend: self.gateway.options.has_access_log,
         };
         let guarded = if is_empty { Box::default() } else { route.guarded_fields() };
-        let body = client.keep(body, route.body_bytes_max, is_idempotent, guarded);
+        let body =
+            client.keep(body, route.body_bytes_max, route.body_bytes_per_second_min, is_idempotent, guarded);
         let exchanged = exchange(&client, head.ok_or(Refusal::Path)?, body, &rules).await?;
         line.tries = exchanged.tries;
         line.backend = exchanged.backend;

@@ -93,12 +93,14 @@ fn is_tls(_of: &ProxyRequest) -> bool {
     false
 }
 
-/// The time of a request: the route's, or what a client of gRPC gives it.
-pub(super) fn deadline(fields: &HeaderMap, of_route: Option<Duration>) -> Option<Duration> {
+/// The time of a request: the route's, or what a client of gRPC gives it. True if that is the
+/// client's.
+pub(super) fn deadline(fields: &HeaderMap, of_route: Option<Duration>) -> (Option<Duration>, bool) {
     let asked = fields.get(GRPC_TIMEOUT).and_then(|value| grpc_timeout(value.to_str().ok()?));
     match (of_route, asked) {
-        (Some(one), Some(two)) => Some(one.min(two)),
-        (one, two) => one.or(two),
+        (Some(own), Some(asked)) if own <= asked => (Some(own), false),
+        (_, Some(asked)) => (Some(asked), true),
+        (own, None) => (own, false),
     }
 }
 
@@ -168,11 +170,12 @@ mod tests {
     fn time_of_a_call_is_the_shorter_one() {
         let of = |value: &'static str, route: Option<u64>| {
             let fields = HeaderMap::from_iter([(GRPC_TIMEOUT, HeaderValue::from_static(value))]);
-            deadline(&fields, route.map(Duration::from_millis)).map(|time| time.as_micros())
+            let (time, is_clients) = deadline(&fields, route.map(Duration::from_millis));
+            (time.map_or(0, |time| time.as_micros()), is_clients)
         };
-        assert_eq!(of("2S", None), Some(2_000_000));
-        assert_eq!(of("250m", Some(1000)), Some(250_000));
-        assert_eq!(of("99999999H", Some(5)), Some(5_000));
+        assert_eq!(of("2S", None), (2_000_000, true));
+        assert_eq!(of("250m", Some(1000)), (250_000, true));
+        assert_eq!(of("99999999H", Some(5)), (5_000, false));
         for wrong in ["", "S", "1", "123456789S", "1x", "-1S", "1.5S", "\u{e4}"] {
             assert_eq!(grpc_timeout(wrong), None, "{wrong}");
         }

@@ -40,6 +40,7 @@ pub(super) async fn ask(
     let rules = SendRules {
         response: ANSWER_MAX,
         request: Some(ANSWER_MAX),
+        is_clients_time: false,
         body_idle: ANSWER_MAX,
         is_idempotent: true,
         retry_on: &[],

@@ -32,22 +32,23 @@ impl Default for RouteTimeouts {
 }
 
 impl RouteTimeouts {
-    /// Sets the time from a request's last byte, or from the last that was taken of its body, to
-    /// the head of the answer, with all tries. 60 s by default; then the client is answered with
-    /// 504.
+    /// Sets the time from the first try, or from the last byte that was taken of the body if that
+    /// is later, to the head of the answer, with all tries. 60 s by default; then the client is
+    /// answered with 504. It stands while the upstream waits for more of the body.
     pub fn response(self, time: Duration) -> RouteTimeouts {
         RouteTimeouts { response: time, ..self }
     }
 
     /// Sets how long an upstream may pause within the body of an answer. 30 s by default; then the
     /// client's connection is reset. What a client may pause within its body is
-    /// [`HttpOptions`](ringserve_server::http::HttpOptions)'.
+    /// [`Route::body_bytes_per_second_min`]'s.
     pub fn body_idle(self, time: Duration) -> RouteTimeouts {
         RouteTimeouts { body_idle: time, ..self }
     }
 
-    /// Sets the time from the head of a request to the head of its answer, with all tries. Off by
-    /// default.
+    /// Sets the time from the head of a request to the head of its answer, with all tries; then the
+    /// client is answered with 504, or with 408 if its body is not there. Off by default. A shorter
+    /// `grpc-timeout` of the client counts instead, and its end is no failure of the backend.
     pub fn request(self, time: Option<Duration>) -> RouteTimeouts {
         RouteTimeouts { request: time, ..self }
     }
@@ -115,6 +116,7 @@ pub struct Route {
     pub(crate) timeouts: RouteTimeouts,
     pub(crate) retry_on: Vec<StatusCode>,
     pub(crate) body_bytes_max: u64,
+    pub(crate) body_bytes_per_second_min: u32,
     pub(crate) upgrades: Vec<Box<str>>,
     pub(crate) has_raw_paths: bool,
     pub(crate) has_idempotency_keys: bool,
@@ -138,6 +140,7 @@ impl Route {
             timeouts: RouteTimeouts::default(),
             retry_on: Vec::new(),
             body_bytes_max: u64::MAX,
+            body_bytes_per_second_min: 240,
             upgrades: Vec::new(),
             has_raw_paths: false,
             has_idempotency_keys: false,
@@ -252,6 +255,15 @@ impl Route {
     /// Without a bound by default.
     pub fn body_bytes_max(self, bytes: u64) -> Route {
         Route { body_bytes_max: bytes, ..self }
+    }
+
+    /// Sets how many bytes a second a client has to send of a body until the answer begins, over 30
+    /// s in which the upstream could have taken them; one that is slower is answered with 408. 240
+    /// by default; 0 is no bound, for calls of gRPC that send now and then. It holds whatever
+    /// [`HttpOptions::body_bytes_per_second_min`](ringserve_server::http::HttpOptions::body_bytes_per_second_min)
+    /// says of HTTP/1.1, and for each body of HTTP/2.
+    pub fn body_bytes_per_second_min(self, bytes: u32) -> Route {
+        Route { body_bytes_per_second_min: bytes, ..self }
     }
 
     /// Lets connections become tunnels for these protocols, such as `websocket`: after the

@@ -206,6 +206,112 @@ fn client_that_sends_slowly_is_not_a_late_backend() {
 }
 
 #[test]
+fn client_that_pauses_is_not_a_late_backend() {
+    Sim::seeds(3).faults(Faults::none()).run(|sim| {
+        Backend::start(sim, ADDRS[0], says_its_target);
+        let times = RouteTimeouts::default().response(3 * SECOND);
+        let web = upstream(1);
+        start(sim, &routes([("/*", Route::to(&web).timeouts(times))]));
+        sim.client("one", async move |net| {
+            let mut me = net.connect(FRONT).await?;
+            let began = net.now();
+            me.send("POST /a HTTP/1.1\r\nhost: a.b\r\ncontent-length: 8\r\n\r\n").await?;
+            net.sleep(10 * SECOND).await;
+            me.send("12345678").await?;
+            assert_eq!(answer(&mut me).await?.text(), "/a");
+            for _ in 0..6 {
+                let mut me = net.connect(FRONT).await?;
+                let late = ask(&mut me, "POST /a HTTP/1.1\r\nhost: a.b\r\ncontent-length: 8\r\n\r\n1");
+                assert_eq!(late.await?.status, 408);
+            }
+            let took = net.now() - began;
+            assert!(took >= 190 * SECOND && took < 195 * SECOND, "{took:?}");
+            assert_eq!(web.upstream().stats().backends[0].failures, 0);
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn time_that_a_client_chose_blames_no_backend() {
+    Sim::seeds(3).faults(Faults::none()).run(|sim| {
+        Backend::start(sim, ADDRS[0], |_, _| Act::After(2 * SECOND, Box::new(Act::Send(ok("late")))));
+        let times = RouteTimeouts::default().request(Some(SECOND));
+        let web = upstream(1);
+        start(sim, &routes([("/own", Route::to(&web).timeouts(times)), ("/*", Route::to(&web))]));
+        sim.client("one", async move |net| {
+            let mut me = net.connect(FRONT).await?;
+            for timeout in ["1m", "500m", "1S"] {
+                for request in [get("/"), post("/", "x")] {
+                    let short = request.replace("host", &format!("grpc-timeout: {timeout}\r\nhost"));
+                    assert_eq!(ask(&mut me, short).await?.status, 504);
+                }
+            }
+            assert_eq!(web.upstream().stats().backends[0].failures, 0);
+            let long = get("/own").replace("host", "grpc-timeout: 1H\r\nhost");
+            assert_eq!(ask(&mut me, long).await?.status, 504);
+            assert_eq!(web.upstream().stats().backends[0].failures, 1);
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn answer_that_has_no_better_one_is_kept() {
+    Sim::seeds(5).run(|sim| {
+        let busy = "HTTP/1.1 503 Busy\r\nretry-after: 7\r\ncontent-length: 4\r\n\r\nbusy";
+        for addr in ADDRS {
+            Backend::start(sim, addr, move |_, _| Act::Send(busy.into()));
+        }
+        let (one, two) = (upstream(1), upstream(2));
+        start(
+            sim,
+            &routes([("/one", Route::to(&one).retry_on([503])), ("/*", Route::to(&two).retry_on([503]))]),
+        );
+        sim.client("one", async move |net| {
+            let mut me = net.connect(FRONT).await?;
+            for path in ["/one", "/two"] {
+                let answer = ask(&mut me, get(path)).await?;
+                assert_eq!((answer.status, answer.text().as_str()), (503, "busy"), "{path}");
+                assert_eq!(answer.field("retry-after"), Some("7"));
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn time_of_an_answer_is_that_of_all_tries() {
+    Sim::seeds(3).faults(Faults::none()).run(|sim| {
+        for addr in ADDRS {
+            Backend::start(sim, addr, |_, _| {
+                Act::After(2 * SECOND, Box::new(Act::SendAndEnd(String::new())))
+            });
+        }
+        let times = RouteTimeouts::default().response(3 * SECOND);
+        start(sim, &routes([("/*", Route::to(&upstream(2)).timeouts(times))]));
+        sim.client("one", async move |net| {
+            let put = "PUT /a HTTP/1.1\r\nhost: a.b\r\ncontent-length: 2\r\n\r\n";
+            // From the last byte of the body, and not from when it was seen to have come.
+            for pause in [0, 2, 4] {
+                let mut me = net.connect(FRONT).await?;
+                me.send(put).await?;
+                net.sleep(pause * SECOND).await;
+                let began = net.now();
+                assert_eq!(ask(&mut me, "xy").await?.status, 504);
+                let took = net.now() - began;
+                assert!(took >= 3 * SECOND && took < SECOND * 7 / 2, "{took:?}");
+            }
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
 fn client_that_leaves_ends_its_request_and_no_half_is_a_whole() {
     Sim::seeds(20).run(|sim| {
         let backend = Backend::start(sim, ADDRS[0], says_its_target);

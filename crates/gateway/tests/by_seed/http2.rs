@@ -51,6 +51,7 @@ fn requests_of_http1_reach_backends_of_http2() {
 }
 
 const PREFACE: usize = 24;
+const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
@@ -139,6 +140,59 @@ fn post_that_a_backend_of_http2_resets_is_asked_once() {
             let mut me = net.connect(FRONT).await?;
             assert_eq!(ask(&mut me, post("/", "x")).await?.status, 502);
             assert_eq!(asked.iter().map(|count| count.get()).sum::<usize>(), 1);
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+/// Speaks HTTP/2 and asks for `/` with a body, of which nothing is sent.
+async fn begin_post(me: &mut ClientStream) -> io::Result<()> {
+    const END_HEADERS: u8 = 4;
+    // POST, http, / and an authority, by their numbers in the static table (RFC 7541, A).
+    let mut head = frame(HEADERS, 1, b"\x83\x86\x84\x41\x03a.b");
+    head[4] = END_HEADERS;
+    me.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await?;
+    me.send(frame(SETTINGS, 0, &[])).await?;
+    me.send(head).await
+}
+
+/// The first bytes of an answer's body.
+async fn data(me: &mut ClientStream) -> io::Result<Vec<u8>> {
+    loop {
+        let head = me.exactly(9).await?;
+        let len = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
+        let payload = me.exactly(len).await?;
+        if head[3] == DATA {
+            return Ok(payload);
+        }
+    }
+}
+
+#[test]
+fn slow_upload_of_http2_is_408() {
+    Sim::seeds(3).faults(Faults::none()).run(|sim| {
+        Backend::start(sim, ADDRS[0], says_its_target);
+        let web = upstream(1);
+        let routes = all_to(&web);
+        let server = Server::bind(FRONT).shards(1);
+        let options = HttpOptions::default().response_timeout(None);
+        let started =
+            sim.start(server, move |shard| http(Gateway::new(&routes, shard)).options(options.clone()));
+        let _server = started.expect("it starts");
+        sim.client("one", async move |net| {
+            let mut me = net.connect(FRONT).await?;
+            let began = net.now();
+            begin_post(&mut me).await?;
+            for _ in 0..3 {
+                me.send(frame(DATA, 1, b"x")).await?;
+                net.sleep(9 * SECOND).await;
+            }
+            let answer = data(&mut me).await?;
+            assert!(answer.starts_with(b"408 "), "{}", String::from_utf8_lossy(&answer));
+            let took = net.now() - began;
+            assert!(took >= 29 * SECOND && took < 32 * SECOND, "{took:?}");
+            assert_eq!(web.upstream().stats().backends[0].failures, 0);
             Ok(())
         });
         sim.run_until_done();
