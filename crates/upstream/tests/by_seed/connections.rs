@@ -151,7 +151,8 @@ pub(super) fn greeting_front(sim: &Sim, upstream: &Upstream) -> SimServer {
 fn connection_is_set_up_once_before_its_questions() {
     Sim::seeds(10).faults(Faults::harmless()).run(|sim| {
         let backends = backends(sim, 1);
-        let _front = greeting_front(sim, &upstream(1));
+        let upstream = upstream(1);
+        let _front = greeting_front(sim, &upstream);
         for client in 0..3 {
             sim.client(format!("c{client}"), async move |net| {
                 let mut me = net.connect(FRONT).await?;
@@ -163,10 +164,14 @@ fn connection_is_set_up_once_before_its_questions() {
             });
         }
         sim.run_until_done();
+        // One for which no question is left may still be without its greeting.
+        sim.run_for(SECOND);
         let greeted = backends[0].heard.borrow().get("hello").copied();
         assert_eq!(greeted, Some(backends[0].accepted.get() as u32));
         assert_eq!(backends[0].asked(), 30 + backends[0].accepted.get() as u32);
-        assert!(backends[0].accepted.get() <= 3);
+        // One whose answer overtakes the end of its send is not kept.
+        let closed = sum(&upstream, |backend| backend.stray);
+        assert!(backends[0].accepted.get() as u64 <= 3 + closed);
     });
 }
 
