@@ -19,6 +19,7 @@ pub struct HttpUpstream {
 struct Inner {
     upstream: Upstream,
     replay_bytes_max: usize,
+    tunnels_max: usize,
     protocol: UpstreamProtocol,
 }
 
@@ -52,7 +53,8 @@ impl HttpUpstream {
     /// ```
     pub fn new(upstream: Upstream) -> HttpUpstream {
         let protocol = UpstreamProtocol::default();
-        HttpUpstream { inner: Arc::new(Inner { upstream, replay_bytes_max: 64 << 10, protocol }) }
+        let inner = Inner { upstream, replay_bytes_max: 64 << 10, tunnels_max: 1024, protocol };
+        HttpUpstream { inner: Arc::new(inner) }
     }
 
     /// Sets the version of HTTP that is spoken to its backends, [`UpstreamProtocol::Http1`] by
@@ -80,6 +82,14 @@ impl HttpUpstream {
         HttpUpstream { inner: Arc::new(Inner { replay_bytes_max: bytes, ..(*self.inner).clone() }) }
     }
 
+    /// Sets how many tunnels to its backends a shard of a gateway has at once; a request for one
+    /// more is answered with 503. 1024 by default. They do not count in
+    /// [`PoolLimits::connections_max`](ringserve_upstream::PoolLimits::connections_max). Each is a
+    /// descriptor on either side, and an ephemeral port.
+    pub fn tunnels_max(self, tunnels: usize) -> HttpUpstream {
+        HttpUpstream { inner: Arc::new(Inner { tunnels_max: tunnels, ..(*self.inner).clone() }) }
+    }
+
     /// The group of servers.
     pub fn upstream(&self) -> &Upstream {
         &self.inner.upstream
@@ -96,6 +106,10 @@ impl HttpUpstream {
 
     pub(crate) fn kept_bytes_max(&self) -> usize {
         self.inner.replay_bytes_max
+    }
+
+    pub(crate) fn most_tunnels(&self) -> usize {
+        self.inner.tunnels_max
     }
 
     /// A number that is this one's as long as it lives.

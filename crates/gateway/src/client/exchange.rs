@@ -1,5 +1,6 @@
 //! A request and its answer, with all tries.
 
+use std::cell::Cell;
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -53,6 +54,8 @@ struct Inner {
     shard: Shard,
     upstream: HttpUpstream,
     connections: Connections<HttpConnection>,
+    /// Tunnels that the shard has.
+    tunnels: Rc<Cell<usize>>,
 }
 
 /// Why a request has no answer.
@@ -135,7 +138,8 @@ impl HttpClient {
             let (on, timer) = (on.clone(), timer.clone());
             async move { HttpConnection::begin(&on, protocol, timer.as_ref(), stream).await }
         });
-        HttpClient { inner: Rc::new(Inner { shard: shard.clone(), upstream: upstream.clone(), connections }) }
+        let (shard, upstream, tunnels) = (shard.clone(), upstream.clone(), Rc::default());
+        HttpClient { inner: Rc::new(Inner { shard, upstream, connections, tunnels }) }
     }
 
     /// Sends a request, and waits for the head of its answer. Its target is a path; without a
@@ -167,6 +171,11 @@ impl HttpClient {
             wants_backend: false,
         };
         Ok(self.exchange(Head::from(parts), body, &rules).await?.answer)
+    }
+
+    /// The count of its tunnels.
+    pub(crate) fn tunnels(&self) -> &Rc<Cell<usize>> {
+        &self.inner.tunnels
     }
 
     pub(crate) fn upstream(&self) -> &HttpUpstream {

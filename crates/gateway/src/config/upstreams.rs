@@ -51,6 +51,7 @@ struct UpstreamSettings {
     ejection: Option<bool>,
     panic_below: Option<u32>,
     replay_bytes_max: Option<u64>,
+    tunnels_max: Option<u64>,
     send_proxy: Option<SendProxy>,
     tls: Option<TlsPart>,
     protocol: UpstreamProtocol,
@@ -101,6 +102,7 @@ impl UpstreamPart {
             ejection: section.take("ejection").map(|value| value.boolean()).transpose()?,
             panic_below: section.take("panic_below").map(|value| value.count(0..=100)).transpose()?,
             replay_bytes_max: section.take("replay_bytes_max").map(|value| value.bytes()).transpose()?,
+            tunnels_max: section.take("tunnels_max").map(|value| value.number(0..=1 << 20)).transpose()?,
             send_proxy: section
                 .take("send_proxy")
                 .map(|value| value.one_of(&[("v1", SendProxy::V1), ("v2", SendProxy::V2)]))
@@ -163,6 +165,9 @@ impl UpstreamPart {
         let mut http = HttpUpstream::new(upstream).protocol(settings.protocol);
         if let Some(bytes) = settings.replay_bytes_max {
             http = http.replay_bytes_max(count(bytes));
+        }
+        if let Some(tunnels) = settings.tunnels_max {
+            http = http.tunnels_max(count(tunnels));
         }
         Ok(RunningUpstream { part: self.clone(), http })
     }

@@ -126,6 +126,14 @@ fn refusal_of(why: Refusal, form: Form, route: &Route) -> Response<GatewayBody> 
     refusal(why, form, realm)
 }
 
+/// The wish of a client to go on with another protocol.
+struct SwitchRequest {
+    protocol: HeaderValue,
+    switch: Switch,
+    /// Its place among the tunnels to the upstream.
+    place: Place,
+}
+
 /// The path of a request as it is matched.
 enum PathOf {
     /// As it came.
@@ -305,14 +313,15 @@ impl ProxyRequest {
             self.parts.headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
         }
         let client = self.snapshot.client(upstream).ok_or(Refusal::Busy)?.clone();
-        let switching = self.switching(route, stripped, is_empty);
+        let switching = self.switching(route, stripped, is_empty, &client)?;
         let is_idempotent = is_idempotent(&self.parts.method)
             || (route.has_idempotency_keys && self.parts.headers.contains_key(IDEMPOTENCY_KEY));
         let (request, is_clients_time) = outgoing::deadline(&self.parts.headers, route.timeouts.request);
         let mut fields = std::mem::take(&mut self.parts.headers);
         outgoing::name_client(&self, &mut fields);
         self.parts.headers = fields;
-        let head = outgoing::head(&mut self, route, stripped, switching.as_ref().map(|(name, _)| name));
+        let head =
+            outgoing::head(&mut self, route, stripped, switching.as_ref().map(|asked| &asked.protocol));
         let rules = SendRules {
             response: route.timeouts.response,
             request,
@@ -339,20 +348,23 @@ impl ProxyRequest {
         route: &Route,
         stripped: &ConnectionFacts,
         is_empty: bool,
-    ) -> Option<(HeaderValue, Switch)> {
-        let name = stripped.upgrade.as_ref()?;
-        let text = name.to_str().ok()?.to_ascii_lowercase();
-        let is_allowed = route.upgrades.iter().any(|allowed| **allowed == *text);
+        client: &HttpClient,
+    ) -> Result<Option<SwitchRequest>, Refusal> {
+        let Some(protocol) = stripped.upgrade.clone() else { return Ok(None) };
+        let is_asked = |allowed: &str| protocol.as_bytes().eq_ignore_ascii_case(allowed.as_bytes());
+        let is_allowed = route.upgrades.iter().any(|allowed| is_asked(allowed));
         if !is_allowed || !is_empty || self.parts.version != Version::HTTP_11 {
-            return None;
+            return Ok(None);
         }
-        Some((name.clone(), switch(&mut self.parts.extensions)?))
+        let Some(switch) = switch(&mut self.parts.extensions) else { return Ok(None) };
+        let place = Place::take(client.tunnels(), client.upstream().most_tunnels()).ok_or(Refusal::Busy)?;
+        Ok(Some(SwitchRequest { protocol, switch, place }))
     }
 
     /// Passes an answer on.
     fn answer(
         mut answer: Response<crate::client::body::UpstreamBody>,
-        switching: Option<(HeaderValue, Switch)>,
+        switching: Option<SwitchRequest>,
         place: &mut Option<Place>,
     ) -> Result<Response<GatewayBody>, Refusal> {
         let status = answer.status();
@@ -361,14 +373,16 @@ impl ProxyRequest {
         if status != StatusCode::SWITCHING_PROTOCOLS {
             return Ok(answer.map(GatewayBody::of_upstream));
         }
-        let Some((asked, switch)) = switching else { return Err(Refusal::Switched) };
+        let Some(SwitchRequest { protocol: asked, switch, place: of_tunnel }) = switching else {
+            return Err(Refusal::Switched);
+        };
         let is_same = |given: &HeaderValue| given.as_bytes().eq_ignore_ascii_case(asked.as_bytes());
         if !stripped.upgrade.as_ref().is_some_and(is_same) {
             return Err(Refusal::Switched);
         }
         let (mut head, body) = answer.into_parts();
         let connection = body.into_connection().ok_or(Refusal::Malformed)?;
-        tunnel::begin(switch, connection, place.take());
+        tunnel::begin(switch, connection, (place.take(), of_tunnel));
         head.headers.insert(UPGRADE, asked);
         head.headers.insert(hyper::header::CONNECTION, HeaderValue::from_static("upgrade"));
         Ok(Response::from_parts(head, GatewayBody::whole("")))

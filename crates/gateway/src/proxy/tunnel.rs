@@ -9,11 +9,17 @@ use super::body::Place;
 use crate::client::http::HttpConnection;
 
 /// Turns the client's connection into a tunnel to the backend, once hyper has sent it the answer of
-/// 101. Only bytes that came behind the two heads are carried. The connection keeps its place at
-/// the backend meanwhile, and the request its own among those of its route.
-pub(super) fn begin(switch: Switch, mut connection: PooledConnection<HttpConnection>, place: Option<Place>) {
+/// 101. Only bytes that came behind the two heads are carried. The request keeps its places among
+/// those of its route and among tunnels. Its connection leaves the pool: tunnels last, and would
+/// lock out requests.
+pub(super) fn begin(
+    switch: Switch,
+    mut connection: PooledConnection<HttpConnection>,
+    places: (Option<Place>, Place),
+) {
+    connection.detach();
     switch.then(async move |mut client: Stream, read| {
-        let _place = place;
+        let _places = places;
         let Ok((mut upstream, read_back)) = connection.stream().await else {
             client.abort();
             return;

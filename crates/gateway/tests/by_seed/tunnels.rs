@@ -1,5 +1,7 @@
 //! Connections that become tunnels, and those that must not.
 
+use ringserve::upstream::PoolLimits;
+
 use super::*;
 
 const ASKS: &str = "GET /ws HTTP/1.1\r\nhost: a.b\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
@@ -114,6 +116,36 @@ fn refused_switch_is_an_answer_like_others() {
             assert_eq!(ask(&mut me, h2c).await?.text(), "/b");
             let seen = backend.last();
             assert_eq!((seen.field("upgrade"), seen.field("http2-settings")), (None, None));
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn idle_tunnels_leave_connections_to_requests() {
+    Sim::seeds(5).run(|sim| {
+        Backend::start(sim, ADDRS[0], |seen, at| match seen.field("upgrade") {
+            Some(_) => Act::Echo(SWITCHES.into()),
+            None => says_its_target(seen, at),
+        });
+        let pool = PoolLimits::default().connections_max(1);
+        let web = HttpUpstream::new(Upstream::new("web", [ADDRS[0]]).pool(pool)).tunnels_max(3);
+        start(sim, &tunnels(&web));
+        sim.client("one", async move |net| {
+            let mut all = Vec::new();
+            for _ in 0..3 {
+                let mut me = net.connect(FRONT).await?;
+                assert_eq!(ask(&mut me, ASKS).await?.status, 101);
+                all.push(me);
+            }
+            let mut me = net.connect(FRONT).await?;
+            assert_eq!(ask(&mut me, get("/a")).await?.text(), "/a");
+            assert_eq!(ask(&mut me, ASKS).await?.status, 503);
+            drop(all);
+            net.sleep(SECOND).await;
+            let mut me = net.connect(FRONT).await?;
+            assert_eq!(ask(&mut me, ASKS).await?.status, 101);
             Ok(())
         });
         sim.run_until_done();

@@ -88,6 +88,24 @@ impl<C: Connection> PooledConnection<C> {
         self.lent.give_back(now);
     }
 
+    /// Takes the connection out of the pool, for one that becomes something else, such as a tunnel:
+    /// it counts no longer in [`PoolLimits::connections_max`](crate::PoolLimits::connections_max),
+    /// and its end closes it. The request counts as in flight until then, so bound what is detached
+    /// by a number of your own: each is a descriptor.
+    ///
+    /// ```
+    /// use ringserve_upstream::{Connection, Outcome, PooledConnection};
+    ///
+    /// fn to_tunnel<C: Connection>(mut connection: PooledConnection<C>) -> PooledConnection<C> {
+    ///     connection.finish(Outcome::Answered);
+    ///     connection.detach();
+    ///     connection
+    /// }
+    /// ```
+    pub fn detach(&mut self) {
+        self.lent.detach();
+    }
+
     pub(super) fn member(&self) -> &Rc<Member<Pool<C>>> {
         self.choice.member()
     }

@@ -135,7 +135,8 @@ impl Drop for Counted {
 /// A connection of a pool.
 struct Kept<C> {
     connection: C,
-    _open: Counted,
+    /// Among those of the backend. `None` once it is detached.
+    open: Option<Counted>,
     /// Among the idle ones, while it is one.
     idle: Option<Counted>,
     /// When it is too old to be lent, in nanoseconds.
@@ -313,7 +314,7 @@ impl<C: Connection> Pools<C> {
             member,
             Kept {
                 connection,
-                _open: open,
+                open: Some(open),
                 idle: None,
                 old_at: now.saturating_add(age),
                 uses: 0,
@@ -445,10 +446,19 @@ impl<C: Connection> Lent<C> {
         self.kept.as_ref().is_some_and(|kept| kept.was_idle || kept.uses > 0)
     }
 
+    /// Takes it out of the pool, whose place another connection may have.
+    pub(crate) fn detach(&mut self) {
+        let open = self.kept.as_mut().and_then(|kept| kept.open.take());
+        drop(open);
+        if !self.member.part.waiters.borrow().is_empty() {
+            self.pools.connect_more(&self.member);
+        }
+    }
+
     /// Gives it back for the next call, if nothing is left on it: what is may be the answer to
     /// another question.
     pub(crate) fn give_back(mut self, now: u64) {
-        let Some(mut kept) = self.kept.take() else { return };
+        let Some(mut kept) = self.kept.take().filter(|kept| kept.open.is_some()) else { return };
         let (pools, member) = (&self.pools, &self.member);
         kept.uses += 1;
         kept.idle_since = now;
