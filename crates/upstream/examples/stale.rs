@@ -3,11 +3,11 @@
 //!     cargo run --release -p ringserve-upstream --example stale -- ended 1000000
 //!     cargo run --release -p ringserve-upstream --example stale -- kept 100000 1000 40
 //!
-//! `ended`: the backend ends each connection behind its answer, and the next question comes 5 ms
-//! later, so none may be lost. `kept`: it ends connections that are idle for 1000 ms, the third
-//! argument, behind a relay that delays all by 40 ms, the fourth one, in each direction; questions
-//! come after up to twice the idle time. Those of the first minute, in which that time is learned,
-//! are counted apart.
+//! `ended`: the backend ends each connection behind its answer, and the next question on the same
+//! pool comes 5 ms later, so none may be lost where the backend runs within that time. `kept`: it
+//! ends connections that are idle for 1000 ms, the third argument, behind a relay that delays all
+//! by 40 ms, the fourth one, in each direction; questions come after up to twice the idle time.
+//! Those of the first minute, in which that time is learned, are counted apart.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use ringserve::framing::Lines;
 use ringserve::net::{Address, ReadHalf, WriteHalf};
-use ringserve::upstream::{Exclusive, PoolLimits, Request, Upstream};
+use ringserve::upstream::{Exclusive, PoolLimits, Request, Upstream, UpstreamError};
 use ringserve::{Cx, Frame, Limits, Server, ServerHandle, Service, Shard, Stream, stream};
 
 /// Tasks that ask, each one question after the other.
@@ -89,6 +89,8 @@ struct Counts {
     asking: Cell<u64>,
     lost: Cell<u64>,
     lost_at_first: Cell<u64>,
+    /// Had no connection, or no answer in time.
+    failed: Cell<u64>,
 }
 
 async fn asks(client: Exclusive<Lines>, shard: Shard, counts: Rc<Counts>, pause: (bool, Duration)) {
@@ -96,9 +98,13 @@ async fn asks(client: Exclusive<Lines>, shard: Shard, counts: Rc<Counts>, pause:
     while counts.left.get() > 0 {
         let number = counts.left.get();
         counts.left.set(number - 1);
-        if client.ask(Request::new(&number.to_string())).await.is_err() {
-            let lost = if shard.now() - begun < LEARNS { &counts.lost_at_first } else { &counts.lost };
-            lost.set(lost.get() + 1);
+        if let Err(error) = client.ask(Request::new(&number.to_string())).await {
+            let count = match error {
+                UpstreamError::Lost if shard.now() - begun < LEARNS => &counts.lost_at_first,
+                UpstreamError::Lost => &counts.lost,
+                _ => &counts.failed,
+            };
+            count.set(count.get() + 1);
         }
         let (is_fixed, time) = pause;
         let nanos =
@@ -126,8 +132,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         to = addr(&server).ok_or("it listens")?;
         Some(server)
     };
-    let upstream =
-        Upstream::new("stale", [to]).pool(PoolLimits::default().connections_max(400).idle_max(400));
+    // All may wait for a connection at once.
+    let pool = PoolLimits::default().connections_max(400).idle_max(400).waiting_max(ASKERS as usize);
+    let upstream = Upstream::new("stale", [to]).pool(pool);
     let (done, result) = mpsc::channel();
     let asked = upstream.clone();
     let front = Server::bind("127.0.0.1:0").framing(Lines::default()).shards(1).start(move |shard| {
@@ -137,7 +144,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let client = asked.exclusive(shard, Lines::default());
         let pause = if ends { (true, Duration::from_millis(5)) } else { (false, kept) };
         for _ in 0..ASKERS {
-            shard.spawn(asks(client.clone(), shard.clone(), counts.clone(), pause));
+            let client = if ends { asked.exclusive(shard, Lines::default()) } else { client.clone() };
+            shard.spawn(asks(client, shard.clone(), counts.clone(), pause));
         }
         let (on, done) = (shard.clone(), done.clone());
         shard.spawn(async move {
@@ -146,15 +154,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
             // The figures of the pool are reported each second.
             on.sleep(Duration::from_secs(2)).await;
-            let _ = done.send((counts.lost_at_first.get(), counts.lost.get()));
+            let _ = done.send([counts.lost_at_first.get(), counts.lost.get(), counts.failed.get()]);
         });
         Idle
     })?;
-    let (at_first, lost) = result.recv()?;
+    let [at_first, lost, failed] = result.recv()?;
     let stats = &upstream.stats().backends[0];
     println!(
-        "{questions} questions: {at_first} lost in the first minute, {lost} later; {} connects, {} taken back unsent",
-        stats.connects, stats.unsent
+        "{questions} questions: {at_first} lost in the first minute, {lost} later, {failed} failed; \
+         {} connects, {} taken back unsent, {} lost behind their leaving",
+        stats.connects, stats.unsent, stats.lost
     );
     for server in [Some(front), relays, Some(backend)].into_iter().flatten() {
         server.abort();
