@@ -178,8 +178,8 @@ struct NameAddresses {
     ttl: Duration,
 }
 
-/// Asks for both kinds of addresses. Where one of the answers fails, the other is not all that there
-/// is: half of them would seem to be gone.
+/// Asks for both kinds of addresses. Where one of the answers fails the other is not all that there
+/// is, and half of them would seem to be gone.
 async fn ips_of(resolvers: &Resolvers, name: &str) -> io::Result<NameAddresses> {
     let (ipv4, ipv6) = tokio::join!(resolvers.ipv4.lookup_ip(name), resolvers.ipv6.lookup_ip(name));
     let mut found = NameAddresses { ips: Vec::new(), ttl: Duration::MAX };
