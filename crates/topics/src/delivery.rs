@@ -178,8 +178,12 @@ impl State {
                 topic.idle_looks = 0;
             } else if topic.idle_looks >= if self.is_numbered { NUMBERED_IDLE_LOOKS } else { 1 } {
                 self.forget(left);
+                continue;
             } else {
                 topic.idle_looks += 1;
+            }
+            if self.is_bridged {
+                self.uncounted.push(left);
             }
         }
     }

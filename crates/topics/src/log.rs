@@ -43,6 +43,11 @@ impl History {
         self.entries_max
     }
 
+    /// The bytes of a topic's messages that are kept at most, each counted with 128 more.
+    pub fn bytes(&self) -> usize {
+        self.bytes_max
+    }
+
     /// The longest time for which they are kept, if there is one.
     pub fn age(&self) -> Option<Duration> {
         self.age_max

@@ -93,8 +93,12 @@ pub(crate) struct State {
     evicted: u32,
     /// The number of the topic that was looked at last for one to forget.
     looked: u32,
-    /// Topics of other homes that were forgotten, until those know.
+    /// Topics of other homes, or of a bridge, that were forgotten, until those know.
     left: Vec<Arc<str>>,
+    /// Topics whose counts the bridge on this shard has yet to get: those that were swept.
+    pub(crate) uncounted: Vec<u32>,
+    /// There is a bridge, on this shard or another one.
+    pub(crate) is_bridged: bool,
     /// A bridge gives messages their numbers.
     pub(crate) is_numbered: bool,
     /// Topics with shards that had no room for a message, each until it has what it lacks.
@@ -150,6 +154,8 @@ impl Node {
             evicted: 0,
             looked: 0,
             left: Vec::new(),
+            uncounted: Vec::new(),
+            is_bridged: shared.bridge().is_some(),
             is_numbered: shared.is_numbered(),
             behind: BTreeSet::new(),
             owed: HashMap::default(),
@@ -174,6 +180,7 @@ impl Node {
                 paged.ask_page();
             }
             paged.leave();
+            paged.set_counts();
             delivered.unwrap_or_else(|panic| panic::resume_unwind(panic))
         });
         node.pages.replace(Some(pages));
@@ -198,20 +205,32 @@ impl Node {
         }
     }
 
-    /// Tells the homes of forgotten topics that there is no member here.
+    /// Tells the homes of forgotten topics, or the bridge, that there is no member here.
     fn leave(&self) {
         let state = &mut *self.state.borrow_mut();
         let names = &state.names;
         state.left.retain(|name| {
+            let is_back = names.contains_key(name);
             if let Some(link) = self.link.get() {
-                link.leave(name);
+                if !is_back {
+                    link.leave(name);
+                }
                 return false;
             }
-            let is_back = names.contains_key(name);
             let letter = Letter::Leave { topic: name.clone() };
             // A home that is full gets it later.
             !is_back && self.shared.send(self.home_of(name), letter) == Err(PublishError::Full)
         });
+    }
+
+    /// Says to the bridge how many members the topics have that were just swept.
+    fn set_counts(&self) {
+        let state = &mut *self.state.borrow_mut();
+        let swept = state.uncounted.drain(..);
+        let Some(link) = self.link.get() else { return };
+        for topic in swept.filter_map(|number| state.topics.get(number)) {
+            link.set_count(&topic.name, topic.count.load(Ordering::Relaxed));
+        }
     }
 
     /// Is woken by outboxes that have room again.
@@ -248,11 +267,6 @@ impl Node {
             if state.topics.len() > 0 || !state.left.is_empty() {
                 state.sweep_left = state.topics.end();
                 self.ask_page();
-            }
-            if let Some(link) = self.link.get() {
-                let counts =
-                    state.topics.iter().map(|topic| (&topic.name, topic.count.load(Ordering::Relaxed)));
-                counts.for_each(|(name, count)| link.set_count(name, count));
             }
         }
     }
@@ -391,7 +405,7 @@ impl Node {
                 self.shard.spawn(async move {
                     let others = counted.await.unwrap_or(0);
                     reply.answer(if let Answer::Count(here) = here {
-                        Answer::Count(here + others)
+                        Answer::Count(here.saturating_add(others))
                     } else {
                         here
                     });
@@ -907,7 +921,7 @@ impl State {
         self.names.remove(&topic.name);
         self.log_bytes -= topic.log.bytes();
         self.forgotten += topic.moved;
-        if !topic.is_home {
+        if !topic.is_home || self.is_bridged {
             self.left.push(topic.name);
         }
     }

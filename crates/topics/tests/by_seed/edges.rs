@@ -138,7 +138,7 @@ fn last_of_a_burst_reaches_shards_whose_mailbox_was_full() {
     Sim::seeds(6).run(|sim| {
         let (server, _, _) = starts(sim, 3, TopicOptions::new(History::last(100)));
         let (addr, oracle) = (server.addr(), Rc::new(Oracle::default()));
-        let (ready, accepted) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(None)));
+        let (ready, accepted) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(None::<u64>)));
         let counts: [Rc<Cell<u64>>; 6] = Default::default();
         for (n, count) in counts.iter().enumerate() {
             let (oracle, ready, accepted) = (oracle.clone(), ready.clone(), accepted.clone());
