@@ -93,7 +93,7 @@ impl Counts {
             let mut answers = nats.subscribe(&inbox).ok().filter(|_| is_there)?;
             nats.publish_message(&Outgoing::new(&to, &question).reply(&inbox)).ok()?;
             let mut sum: usize = 0;
-            loop {
+            for _ in 0..=NODES_MAX {
                 let Some(Event::Message(answer)) = shard.timeout(ANSWER_WITHIN, answers.next()).await.ok()?
                 else {
                     return None;
@@ -108,6 +108,8 @@ impl Counts {
                     sum = sum.saturating_add(count.parse().ok()?);
                 }
             }
+            // More than were asked for is no answer.
+            None
         }
     }
 }

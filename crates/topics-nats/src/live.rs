@@ -3,16 +3,24 @@
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use bytes::Bytes;
-use ringserve_nats::{Event, Nats, NatsError, Outgoing};
+use ringserve_nats::{Event, Nats, NatsError, Outgoing, Subscription};
 use ringserve_server::Shard;
 use ringserve_topics::bridge::{AckFuture, BridgeMessage, BridgedTopics, CountFuture, Link};
 use ringserve_topics::{PublishError, escape};
+use tracing::warn;
 
 use crate::follows::Follows;
 use crate::names::{HEADER_BYTES, KEY, Names, key_of};
 use crate::stats::{Counters, count};
+
+/// The time between two looks at the connection, where NATS refuses the inbox that shows its end.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// The time after which a subscription is tried again that NATS refuses.
+const SUBSCRIBE_AGAIN: Duration = Duration::from_secs(30);
 
 pub(crate) struct Live {
     shard: Shard,
@@ -47,12 +55,23 @@ impl Live {
 
     /// Says whether there is a connection.
     async fn watch(self: Rc<Live>) {
-        let Ok(mut losses) = self.nats.subscribe(&self.nats.new_inbox()) else { return };
         loop {
+            let Ok(mut losses) = self.nats.subscribe(&self.nats.new_inbox()) else { return };
             self.nats.connected().await;
             self.counters.is_up.store(true, Relaxed);
             self.topics.set_state(true, self.nats.payload_bytes_max().saturating_sub(HEADER_BYTES).max(1));
-            while !matches!(losses.next().await, Some(Event::Gap)) {}
+            let mut is_watched = true;
+            while is_watched && self.nats.is_connected() {
+                match losses.next().await {
+                    Some(Event::Gap) => break,
+                    Some(_) => {}
+                    None => is_watched = false,
+                }
+            }
+            // Without an inbox, which NATS may refuse, it looks now and then.
+            while !is_watched && self.nats.is_connected() {
+                self.shard.sleep(LOOK_EVERY).await;
+            }
             self.counters.is_up.store(false, Relaxed);
             self.topics.set_state(false, 0);
         }
@@ -60,21 +79,30 @@ impl Live {
 
     /// Receives what other nodes publish to a topic.
     async fn follow(self: Rc<Live>, topic: Arc<str>) {
-        let Ok(mut messages) = self.nats.subscribe(&self.names.published(&topic)) else { return };
+        let subject = self.names.published(&topic);
+        loop {
+            let Ok(messages) = self.nats.subscribe(&subject) else { return };
+            self.receive(&topic, messages).await;
+            warn!("topics: NATS refuses {subject}, so messages of other nodes are missing");
+            self.report_loss(&topic);
+            self.shard.sleep(SUBSCRIBE_AGAIN).await;
+        }
+    }
+
+    /// Receives messages until the subscription ends.
+    async fn receive(&self, topic: &str, mut messages: Subscription) {
         let mut missed = 0;
         while let Some(event) = messages.next().await {
             if std::mem::replace(&mut missed, messages.missed()) != messages.missed() {
-                self.report_loss(&topic);
+                self.report_loss(topic);
             }
             match event {
-                Event::Message(message) => match key_of(&message) {
-                    Some(key) => {
-                        count(&self.counters.received);
-                        self.topics.receive(&topic, &key, Bytes::copy_from_slice(message.payload()));
-                    }
-                    None => count(&self.counters.malformed),
-                },
-                Event::Gap => self.report_loss(&topic),
+                Event::Message(message) => {
+                    count(&self.counters.received);
+                    let (key, payload) = (key_of(message.headers()), message.payload());
+                    self.topics.receive(topic, &key, Bytes::copy_from_slice(payload));
+                }
+                Event::Gap => self.report_loss(topic),
                 _ => {}
             }
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use ringserve_nats::Message;
+use ringserve_nats::{Headers, Message};
 use ringserve_topics::bridge::NumberedMessage;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -85,6 +85,8 @@ pub(crate) struct StreamFacts {
     /// The life of the stream, from the time when it was made.
     pub(crate) epoch: u64,
     pub(crate) first: u64,
+    /// The number of the newest message that it took.
+    pub(crate) last: u64,
     /// Messages of a subject that are kept at most.
     pub(crate) entries: Option<u64>,
     pub(crate) age: Option<Duration>,
@@ -143,6 +145,8 @@ struct Republish {
 struct State {
     #[serde(default)]
     first_seq: u64,
+    #[serde(default)]
+    last_seq: u64,
 }
 
 /// Reads what JetStream says of a stream that should republish to this subject, if to one.
@@ -169,10 +173,20 @@ pub(crate) fn stream_facts(answer: &[u8], dest: Option<&str>) -> Result<StreamFa
     Ok(StreamFacts {
         epoch: hash(created.as_bytes()),
         first: state.first_seq,
+        last: state.last_seq,
         entries: u64::try_from(config.max_msgs_per_subject).ok().filter(|entries| *entries > 0),
         age: Some(config.max_age).filter(|age| *age > 0).map(Duration::from_nanos),
         has_bound: config.max_msgs > 0 || config.max_bytes > 0,
     })
+}
+
+/// The epoch of a stream that lost its newest messages, and goes on behind this number: another one,
+/// the same on all nodes that saw this number.
+pub(crate) fn epoch_behind(epoch: u64, last: u64) -> u64 {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&epoch.to_le_bytes());
+    bytes[8..].copy_from_slice(&last.to_le_bytes());
+    hash(&bytes)
 }
 
 /// The same on all nodes and in all versions: FNV-1a.
@@ -201,22 +215,34 @@ pub(crate) fn unescape(token: &str) -> Option<Box<[u8]>> {
     Some(bytes.into())
 }
 
-/// The key of a message; nothing if it is none.
-pub(crate) fn key_of(message: &Message) -> Option<Box<[u8]>> {
-    message.headers().get(KEY).map_or(Some(Box::default()), unescape)
+/// The key of a message; empty without one, or if it is malformed, as other programs may write it.
+pub(crate) fn key_of(headers: Headers<'_>) -> Box<[u8]> {
+    headers.get(KEY).and_then(unescape).unwrap_or_default()
+}
+
+/// The value of a field that the stream wrote: the last one. The stream writes its fields behind
+/// those of the publisher, which may have the same names.
+fn of_stream<'a>(headers: Headers<'a>, name: &str) -> Option<&'a str> {
+    headers.iter().filter_map(|(field, value)| (field == name).then_some(value)).last()
+}
+
+/// The number of a message, and of the one before it in its topic, as the stream wrote them. `None`
+/// if it is no message of this subject.
+fn numbers(headers: Headers<'_>, subject: &str) -> Option<(u64, u64)> {
+    let number = |name: &str| of_stream(headers, name)?.parse::<u64>().ok();
+    if of_stream(headers, "Nats-Subject")? != subject {
+        return None;
+    }
+    // There is a number behind each.
+    let seq = number("Nats-Sequence").filter(|seq| (1..u64::MAX).contains(seq))?;
+    Some((seq, number("Nats-Last-Sequence").unwrap_or(0)))
 }
 
 /// A message that the stream has numbered, with the number of the one before it in its topic.
 pub(crate) fn numbered(message: &Message, subject: &str) -> Option<(NumberedMessage, u64)> {
-    let headers = message.headers();
-    let number = |name: &str| headers.get(name)?.parse::<u64>().ok();
-    if headers.get("Nats-Subject")? != subject {
-        return None;
-    }
-    let seq = number("Nats-Sequence").filter(|seq| *seq > 0)?;
-    let before = number("Nats-Last-Sequence").unwrap_or(0);
+    let (seq, before) = numbers(message.headers(), subject)?;
     let payload = Bytes::copy_from_slice(message.payload());
-    Some((NumberedMessage { seq, key: key_of(message)?, payload }, before))
+    Some((NumberedMessage { seq, key: key_of(message.headers()), payload }, before))
 }
 
 #[cfg(test)]
@@ -225,7 +251,7 @@ mod tests {
 
     use super::*;
 
-    const INFO: &str = r#"{"created":"2026-01-01T00:00:00Z","state":{"first_seq":7},"config":{"max_age":1000000000,
+    const INFO: &str = r#"{"created":"2026-01-01T00:00:00Z","state":{"first_seq":7,"last_seq":9},"config":{"max_age":1000000000,
         "max_msgs_per_subject":10,"max_msgs":-1,"max_bytes":-1,"allow_direct":true,"republish":{"src":"a","dest":"b"}}}"#;
 
     #[test]
@@ -241,7 +267,7 @@ mod tests {
     #[test]
     fn facts_of_a_stream_are_read() {
         let facts = stream_facts(INFO.as_bytes(), Some("b")).unwrap();
-        assert_eq!((facts.first, facts.entries, facts.has_bound), (7, Some(10), false));
+        assert_eq!((facts.first, facts.last, facts.entries, facts.has_bound), (7, 9, Some(10), false));
         assert_eq!(facts.age, Some(Duration::from_secs(1)));
         let other = stream_facts(INFO.replace("2026", "2027").as_bytes(), Some("b")).unwrap();
         assert_ne!(facts.epoch, other.epoch, "another stream has other cursors");

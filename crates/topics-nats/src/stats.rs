@@ -20,7 +20,7 @@ pub struct BridgeStats {
     /// Times a topic was compared with the stream: at its first member, after a loss, and now and
     /// then.
     pub catch_ups: u64,
-    /// Messages of NATS that were none of a topic.
+    /// Messages of NATS that were none of a topic. One with a malformed key is delivered without.
     pub malformed: u64,
 }
 

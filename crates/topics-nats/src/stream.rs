@@ -29,7 +29,9 @@ use tracing::{info, warn};
 use crate::counts::Counts;
 use crate::follows::{Bell, Follows, Turns};
 use crate::live::{refused, send};
-use crate::names::{HEADER_BYTES, KEY, Names, StreamError, StreamFacts, numbered, stream_facts};
+use crate::names::{
+    HEADER_BYTES, KEY, Names, StreamError, StreamFacts, epoch_behind, numbered, stream_facts,
+};
 use crate::stats::{Counters, count};
 
 /// The time for an answer of JetStream.
@@ -52,6 +54,9 @@ const BATCH: usize = 256;
 const BATCH_BYTES: usize = 4 << 20;
 const TURNS: usize = 32;
 
+/// Bytes that a message counts for in a history in addition to its own.
+const ENTRY_BYTES: usize = 128;
+
 /// The place of a stream that is made.
 #[derive(Clone, Copy)]
 pub(crate) struct Storage {
@@ -66,6 +71,20 @@ struct Found {
     generation: u64,
 }
 
+/// The life of the stream, whose numbers grow. It ends with the stream, or when a server of NATS
+/// comes back without the newest messages, as after a loss of power.
+#[derive(Clone, Copy)]
+struct Life {
+    /// The epoch by the time when the stream was made.
+    made: u64,
+    /// The epoch in cursors.
+    epoch: u64,
+    /// The number behind which it began; 0 for that of a whole stream.
+    floor: u64,
+    /// The newest number that is known.
+    last: u64,
+}
+
 pub(crate) struct Stream {
     shard: Shard,
     nats: Nats,
@@ -77,6 +96,7 @@ pub(crate) struct Stream {
     turns: Turns,
     found: RefCell<Option<Found>>,
     generations: Cell<u64>,
+    life: Cell<Option<Life>>,
     counts: Counts,
     this: Weak<Stream>,
 }
@@ -88,6 +108,8 @@ struct Known {
     last: u64,
     /// When that was the end of the topic.
     at: Time,
+    /// Live messages since then may be missing.
+    was_away: bool,
 }
 
 impl Stream {
@@ -111,6 +133,7 @@ impl Stream {
             turns: Turns::new(TURNS),
             found: RefCell::default(),
             generations: Cell::new(0),
+            life: Cell::default(),
             this: this.clone(),
         });
         shard.spawn_named("bridge of topics", stream.clone().watch());
@@ -121,7 +144,8 @@ impl Stream {
 
     /// Looks after the connection and the stream.
     async fn watch(self: Rc<Stream>) {
-        let Ok(mut losses) = self.nats.subscribe(&self.nats.new_inbox()) else { return };
+        let subscribe = || self.nats.subscribe(&self.nats.new_inbox());
+        let Ok(mut losses) = subscribe() else { return };
         let mut said = None;
         loop {
             self.nats.connected().await;
@@ -140,8 +164,15 @@ impl Stream {
                     LOOK_AGAIN
                 }
             };
-            if let Ok(Some(Event::Gap)) = self.shard.timeout(wait, losses.next()).await {
-                self.lost();
+            match self.shard.timeout(wait, losses.next()).await {
+                Ok(Some(Event::Gap)) => self.lost(),
+                Ok(None) => {
+                    // NATS refuses the inbox, which shows losses before the next look does.
+                    self.shard.sleep(wait).await;
+                    let Ok(next) = subscribe() else { return };
+                    losses = next;
+                }
+                _ => {}
             }
         }
     }
@@ -149,8 +180,7 @@ impl Stream {
     /// The facts about the stream, which is made if it is missing.
     async fn look(&self) -> Result<StreamFacts, String> {
         let (name, dest) = (self.names.stream(), self.names.live(">"));
-        let info = self.ask(&format!("$JS.API.STREAM.INFO.{name}"), &json!({})).await?;
-        let found = match stream_facts(info.payload(), Some(&dest)) {
+        let found = match self.facts().await? {
             Err(StreamError::Missing) => {
                 let history = self.topics.history();
                 let Storage { is_in_memory, replicas } = self.storage;
@@ -165,6 +195,42 @@ impl Stream {
             StreamError::Missing => "it is missing".into(),
             StreamError::Other(why) => why,
         })
+    }
+
+    /// What JetStream says of the stream, with the epoch of its life.
+    async fn facts(&self) -> Result<Result<StreamFacts, StreamError>, String> {
+        let before = self.life.get();
+        let info = self.ask(&format!("$JS.API.STREAM.INFO.{}", self.names.stream()), &json!({})).await?;
+        let facts = stream_facts(info.payload(), Some(&self.names.live(">")));
+        Ok(facts.map(|facts| StreamFacts { epoch: self.live_on(before, &facts), ..facts }))
+    }
+
+    /// The epoch of the stream with these facts, for which was asked in the life `before`.
+    fn live_on(&self, before: Option<Life>, facts: &StreamFacts) -> u64 {
+        let life = match self.life.get() {
+            Some(life) if life.made == facts.epoch => {
+                // What came while it was asked may be newer than the answer.
+                // Nor does an answer of the life before say anything of this one.
+                let before = before.filter(|before| before.epoch == life.epoch);
+                if before.is_some_and(|before| facts.last < before.last) {
+                    warn!("topics: the stream {} lost its newest messages", self.names.stream());
+                    let epoch = epoch_behind(life.epoch, facts.last);
+                    Life { epoch, floor: facts.last, last: facts.last, ..life }
+                } else {
+                    Life { last: before.map_or(0, |_| facts.last).max(life.last), ..life }
+                }
+            }
+            _ => Life { made: facts.epoch, epoch: facts.epoch, floor: 0, last: facts.last },
+        };
+        self.life.set(Some(life));
+        life.epoch
+    }
+
+    /// Notes the number of a message that the stream took in the life of this epoch.
+    fn note_last(&self, epoch: u64, last: u64) {
+        if let Some(life) = self.life.get().filter(|life| life.epoch == epoch && life.last < last) {
+            self.life.set(Some(Life { last, ..life }));
+        }
     }
 
     async fn ask(&self, subject: &str, question: &Value) -> Result<Message, String> {
@@ -210,7 +276,7 @@ impl Stream {
     /// Delivers a topic, from the first member on until it is left.
     async fn follow(self: Rc<Stream>, topic: Arc<str>, bell: Rc<Bell>) {
         let subscribe = || self.nats.subscribe(&self.names.live(&topic));
-        let (mut known, mut compared, mut subscribed) = (None, None, None);
+        let (mut known, mut compared, mut subscribed, mut of) = (None::<Known>, None, None, None);
         let Ok(mut live) = subscribe() else { return };
         loop {
             let (generation, epoch) = poll_fn(|task| {
@@ -226,9 +292,14 @@ impl Stream {
                 let Ok(next) = subscribe() else { return };
                 live = next;
             }
+            if of.replace(generation) != Some(generation) {
+                known = known.map(|known| Known { was_away: true, ..known });
+            }
+            let missed = live.missed();
             match self.catch_up(&topic, known).await {
                 Some(caught) => known = Some(caught),
                 None => {
+                    known = known.map(|known| Known { was_away: true, ..known });
                     self.shard.sleep(LOOK_AGAIN).await;
                     continue;
                 }
@@ -236,20 +307,26 @@ impl Stream {
             let Some(caught) = &mut known else { continue };
             let wait = if compared == Some(generation) { COMPARE_EVERY } else { COMPARE_SOON };
             compared = Some(generation);
-            let (missed, mut wait) = (live.missed(), self.shard.sleep(wait));
-            poll_fn(|task| {
-                if bell.has_rung(task) {
+            let mut wait = self.shard.sleep(wait);
+            caught.was_away = poll_fn(|task| {
+                let has_rung = bell.has_rung(task);
+                if has_rung {
                     // And soon again.
                     compared = None;
-                    return Poll::Ready(());
                 }
-                let is_other = self.generation() != Some(generation) || live.missed() != missed;
-                if is_other || std::pin::Pin::new(&mut wait).poll(task).is_ready() {
-                    return Poll::Ready(());
+                if self.generation() != Some(generation) || live.missed() != missed {
+                    return Poll::Ready(true);
                 }
-                self.poll_live(task, &topic, &mut live, caught)
+                if has_rung || std::pin::Pin::new(&mut wait).poll(task).is_ready() {
+                    return Poll::Ready(false);
+                }
+                self.poll_live(task, &topic, &mut live, caught).map(|()| true)
             })
             .await;
+            if live.is_refused() {
+                self.shard.sleep(LOOK_EVERY).await;
+                subscribed = None;
+            }
         }
     }
 
@@ -279,6 +356,7 @@ impl Stream {
                 return Poll::Ready(());
             }
             (known.last, known.at) = (message.seq, self.shard.now());
+            self.note_last(known.epoch, known.last);
             count(&self.counters.received);
             self.topics.deliver(topic, message);
         }
@@ -290,13 +368,14 @@ impl Stream {
         count(&self.counters.catch_ups);
         let epoch = self.found.borrow().as_ref()?.facts.epoch;
         let before = known.filter(|known| known.epoch == epoch);
-        let (last, at) = before.map_or((0, self.shard.now()), |known| (known.last, known.at));
+        // Where the numbers went back, members have what was there before.
+        let begin =
+            known.and(self.life.get()).filter(|life| life.epoch == epoch).map_or(0, |life| life.floor);
+        let (last, at) = before.map_or((begin, self.shard.now()), |known| (known.last, known.at));
         let begun = self.shard.now();
         let fetched = self.fetch_all(topic, last + 1).await?;
         // Asked behind it: what had gone by then is missing for sure.
-        let facts =
-            self.ask(&format!("$JS.API.STREAM.INFO.{}", self.names.stream()), &json!({})).await.ok()?;
-        let facts = stream_facts(facts.payload(), Some(&self.names.live(">"))).ok()?;
+        let facts = self.facts().await.ok()?.ok()?;
         if facts.epoch != epoch {
             self.found(facts);
             return None;
@@ -308,30 +387,28 @@ impl Stream {
         // Messages go by their age, or for others: what went while this was not looking is not
         // known.
         let may_have_gone = facts.has_bound || facts.age.is_some_and(|age| begun - at >= age);
-        if (before.is_none() || may_have_gone) && facts.first > 0 {
+        let was_away = before.is_none_or(|known| known.was_away && may_have_gone);
+        if was_away && facts.first > 0 {
             floor = floor.max(facts.first - 1);
         }
         let last = fetched.messages.back().map_or(floor, |message| message.seq);
+        self.note_last(epoch, last);
         count_many(&self.counters.received, fetched.messages.len());
         if before.is_some_and(|known| floor > known.last) || (known.is_some() && before.is_none()) {
             count(&self.counters.gaps);
         }
         self.topics.fill(topic, Fill { epoch, floor, messages: fetched.messages.into() });
-        Some(Known { epoch, last, at: begun })
+        Some(Known { epoch, last, at: begun, was_away: false })
     }
 
     /// All messages of a topic from this number on, as far as the history of topics goes.
     async fn fetch_all(&self, topic: &str, from: u64) -> Option<Batch> {
-        let mut all = Batch { messages: VecDeque::new(), count: 0, floor: 0 };
-        let (mut from, most) = (from, self.topics.history().entries());
+        let mut all = Batch::default();
+        let (mut from, history) = (from, self.topics.history());
         loop {
             let has_more = self.fetch(topic, from, &mut all).await?;
             from = all.messages.back().map_or(from, |last| last.seq + 1);
-            while all.messages.len() > most
-                && let Some(gone) = all.messages.pop_front()
-            {
-                all.floor = gone.seq;
-            }
+            all.keep(history.entries(), history.bytes());
             if !has_more {
                 return Some(all);
             }
@@ -374,6 +451,7 @@ impl Stream {
             };
             least = message.seq + 1;
             into.count += 1;
+            into.bytes += bytes_of(&message);
             into.messages.push_back(message);
         }
         None
@@ -407,11 +485,31 @@ impl Stream {
 }
 
 /// Messages of a topic, and what is known of those before.
+#[derive(Default)]
 struct Batch {
     messages: VecDeque<NumberedMessage>,
+    bytes: usize,
     count: usize,
     /// The number up to which messages were left out, since more are not kept.
     floor: u64,
+}
+
+/// Bytes that a history counts for a message.
+fn bytes_of(message: &NumberedMessage) -> usize {
+    message.payload.len() + message.key.len() + ENTRY_BYTES
+}
+
+impl Batch {
+    /// Leaves out the oldest messages until this number and these bytes are left, or one message.
+    fn keep(&mut self, entries: usize, bytes: usize) {
+        while self.messages.len() > 1
+            && (self.messages.len() > entries || self.bytes > bytes)
+            && let Some(gone) = self.messages.pop_front()
+        {
+            self.bytes -= bytes_of(&gone);
+            self.floor = gone.seq;
+        }
+    }
 }
 
 fn count_many(counter: &std::sync::atomic::AtomicU64, many: usize) {
@@ -466,5 +564,35 @@ impl Link for Stream {
 
     fn count(&self, topic: &str) -> CountFuture {
         Box::pin(self.counts.of_others(topic))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batch_keeps_the_newest_within_its_bounds() {
+        let message = |seq, bytes| NumberedMessage { seq, key: [7].into(), payload: vec![0; bytes].into() };
+        let batch = |sizes: &[usize]| {
+            let mut batch = Batch::default();
+            for (seq, bytes) in (1..).zip(sizes) {
+                batch.bytes += bytes_of(&message(seq, *bytes));
+                batch.messages.push_back(message(seq, *bytes));
+            }
+            batch
+        };
+        let kept = |sizes: &[usize], entries, bytes| {
+            let mut batch = batch(sizes);
+            batch.keep(entries, bytes);
+            let left: usize = batch.messages.iter().map(bytes_of).sum();
+            assert_eq!(batch.bytes, left);
+            (batch.floor, batch.messages.len())
+        };
+        assert_eq!(kept(&[1, 2, 3], 3, 1 << 20), (0, 3));
+        assert_eq!(kept(&[1, 2, 3], 2, 1 << 20), (1, 2));
+        assert_eq!(kept(&[900, 1, 1], 3, 1000), (1, 2), "bytes are a bound");
+        assert_eq!(kept(&[1, 1, 5000], 3, 1000), (2, 1), "the newest stays");
+        assert_eq!(kept(&[], 0, 0), (0, 0));
     }
 }

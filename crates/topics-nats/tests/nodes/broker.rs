@@ -26,6 +26,10 @@ pub struct Script {
     pub loses: Cell<u64>,
     /// One of this number of answers of the stream is none, or says nonsense; 0 for none.
     pub lies: Cell<u64>,
+    /// Subscriptions to subjects that begin so are refused; none if it is empty.
+    pub refuses: RefCell<&'static str>,
+    /// The stream says that it has a bound of bytes.
+    pub has_bound: Cell<bool>,
 }
 
 /// A message that the stream keeps.
@@ -124,6 +128,31 @@ impl Broker {
         self.streams.borrow_mut().clear();
     }
 
+    /// Loses the newest messages of the stream `push`, as a server without power does.
+    pub fn lose(&self, count: u64) {
+        let mut streams = self.streams.borrow_mut();
+        let stream = streams.get_mut("push").unwrap();
+        stream.last -= count;
+        let last = stream.last;
+        stream.kept.retain(|kept| kept.seq <= last);
+        stream.ids.retain(|_, seq| *seq <= last);
+    }
+
+    /// Publishes as another program does.
+    pub fn publish(&self, net: &Net, subject: &str, headers: &str, payload: &str) {
+        let message = Published { subject, reply: "", headers, payload };
+        self.published(
+            net,
+            &message,
+            &Rc::new(Connection { has_echo: Cell::new(true), ..Default::default() }),
+        );
+    }
+
+    fn refuses(&self, subject: &str) -> bool {
+        let refused = *self.script.refuses.borrow();
+        !refused.is_empty() && subject.starts_with(refused)
+    }
+
     /// The subjects to which clients subscribe.
     pub fn subjects(&self) -> BTreeSet<String> {
         let connections = self.connections.borrow();
@@ -192,6 +221,10 @@ impl Broker {
             "CONNECT" => connection.has_echo.set(!line.contains("\"echo\":false")),
             "PING" => connection.say("PONG\r\n"),
             "PONG" => {}
+            "SUB" if self.refuses(words[1]) => {
+                let subject = words[1];
+                connection.say(format!("-ERR 'Permissions Violation for Subscription to \"{subject}\"'\r\n"));
+            }
             "SUB" => {
                 let sid = words.last().unwrap().parse().unwrap();
                 connection.subs.borrow_mut().insert(sid, words[1].to_owned());
@@ -310,11 +343,13 @@ impl Broker {
         let answer = match streams.get(name) {
             None => "{\"error\":{\"code\":404,\"description\":\"stream not found\"}}".into(),
             Some(stream) => format!(
-                "{{\"created\":\"{}\",\"config\":{{\"max_msgs_per_subject\":{},\"allow_direct\":true,\
-                 \"republish\":{{\"src\":\"push.t.>\",\"dest\":\"push.live.>\"}}}},\"state\":{{\"first_seq\":{}}}}}",
+                "{{\"created\":\"{}\",\"config\":{{\"max_msgs_per_subject\":{},\"max_bytes\":{},\"allow_direct\":true,\
+                 \"republish\":{{\"src\":\"push.t.>\",\"dest\":\"push.live.>\"}}}},\"state\":{{\"first_seq\":{},\"last_seq\":{}}}}}",
                 stream.created,
                 stream.entries,
+                if self.script.has_bound.get() { 1 << 30 } else { -1 },
                 stream.kept.first().map_or(stream.last + 1, |first| first.seq),
+                stream.last,
             ),
         };
         self.give(reply, "", "", &answer, None);
@@ -347,14 +382,12 @@ impl Broker {
 }
 
 impl Kept {
-    /// Its headers, with those of a stream.
+    /// Its headers, with those of a stream behind them, as servers of NATS add them.
     fn headers(&self, more: &[(&str, u64)]) -> String {
-        let own = self.headers.strip_prefix("NATS/1.0\r\n").map_or("\r\n", |own| own);
+        let own = self.headers.strip_suffix("\r\n").unwrap_or("NATS/1.0\r\n");
         let more: String = more.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         let Kept { seq, subject, .. } = self;
-        format!(
-            "NATS/1.0\r\nNats-Stream: push\r\nNats-Subject: {subject}\r\nNats-Sequence: {seq}\r\n{more}{own}"
-        )
+        format!("{own}Nats-Stream: push\r\nNats-Subject: {subject}\r\nNats-Sequence: {seq}\r\n{more}\r\n")
     }
 }
 

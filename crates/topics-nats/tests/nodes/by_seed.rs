@@ -22,7 +22,7 @@ const MILLI: Duration = Duration::from_millis(1);
 const NODES: [&str; 3] = ["10.0.0.1:7000", "10.0.0.2:7000", "10.0.0.3:7000"];
 
 /// A node, with a bridge over a stream or without.
-fn starts(sim: &Sim, addr: &str, entries: usize, is_stream: bool) -> (SimServer, BridgeMonitor) {
+pub fn starts(sim: &Sim, addr: &str, entries: usize, is_stream: bool) -> (SimServer, BridgeMonitor) {
     let topics = Topics::new(TopicOptions::new(History::last(entries)));
     let options = NatsOptions::new(ADDR).reconnect_max(SECOND);
     let bridge = match is_stream {
@@ -83,12 +83,12 @@ fn misbehaves(sim: &Sim, broker: &Rc<Broker>, steps: u64, forgets: bool) -> Rc<C
 
 /// An event that a client saw: messages, and reports of a gap.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Seen {
+pub enum Seen {
     Message(Cursor, String),
     Gap,
 }
 
-fn seen(line: &str) -> Seen {
+pub fn seen(line: &str) -> Seen {
     let words: Vec<&str> = line.splitn(3, ' ').collect();
     assert_eq!(words[0], "news", "{line:?} is of another topic");
     match words[1] {
@@ -99,7 +99,7 @@ fn seen(line: &str) -> Seen {
 
 /// Asks until the answer is none of those of a bridge without a broker; what comes before it is
 /// seen.
-async fn ask(net: &Net, me: &mut ClientStream, all: &mut Vec<Seen>, text: &str) -> io::Result<String> {
+pub async fn ask(net: &Net, me: &mut ClientStream, all: &mut Vec<Seen>, text: &str) -> io::Result<String> {
     loop {
         me.send(format!("{text}\n")).await?;
         let said = loop {

@@ -2,5 +2,6 @@
 
 mod broker;
 mod by_seed;
+mod faults;
 mod real;
 mod service;
