@@ -22,8 +22,9 @@ pub struct Devices(pub Rc<Hub>);
 /// A device.
 pub struct Device {
     topics: Subscriber,
-    /// Who it is, from its token on.
-    rights: RefCell<Option<(Rights, Seat)>>,
+    /// The rights of its token.
+    rights: RefCell<Option<Rights>>,
+    seat: RefCell<Seat>,
 }
 
 impl Session for Device {}
@@ -35,12 +36,9 @@ impl Service for Devices {
     async fn open(&self, opening: &OpenCx<'_>) -> Result<Device, Refusal> {
         let Devices(hub) = self;
         let topics = hub.topics.subscriber(opening.local_handle(), hub.gateway.lines);
-        let device = Device { topics, rights: RefCell::default() };
-        if let Ok(rights) = hub.gateway.tokens.rights(None) {
-            let seat = hub.seat(&rights.user, Some(opening.local_handle()));
-            device.rights.replace(Some((rights, seat)));
-        }
-        Ok(device)
+        let rights = hub.gateway.tokens.rights(None).ok();
+        let seat = hub.seat(rights.as_ref(), Some(opening.local_handle()));
+        Ok(Device { topics, rights: RefCell::new(rights), seat: RefCell::new(seat) })
     }
 
     async fn call(&self, cx: &Cx<'_, Device>, line: Frame) -> Result<(), Infallible> {
@@ -61,13 +59,13 @@ impl Devices {
             device.topics.unsubscribe_all();
             device.topics.set_shown(Some(rights.user.clone()));
             let said = rights.user.to_string();
-            let seat = hub.seat(&rights.user, Some(cx.local_handle()));
-            device.rights.replace(Some((rights, seat)));
+            device.seat.replace(hub.seat(Some(&rights), Some(cx.local_handle())));
+            device.rights.replace(Some(rights));
             return Ok(said);
         }
         let may = |is_asked: fn(&Rights, &str) -> bool, topic: &str| {
             let rights = device.rights.borrow();
-            let (rights, _) = rights.as_ref().ok_or("auth TOKEN comes first")?;
+            let rights = rights.as_ref().ok_or("auth TOKEN comes first")?;
             if is_asked(rights, topic) { Ok(()) } else { Err(format!("not allowed: {topic}")) }
         };
         match words[..] {

@@ -12,7 +12,8 @@
 //! | devices | lines on TCP ([`lines`]) |
 //! | programs | an API with a key: publish, broadcast, presence, history, disconnect, and figures at `/metrics` ([`web`]) |
 //!
-//! A token says who may subscribe to what and publish what ([`token`]). A client that comes back
+//! A token says who may subscribe to what and publish what ([`token`]), until it expires: then its
+//! connection ends. One that shows none has ten seconds, unless the server is `--anonymous`. A client that comes back
 //! with the cursor of the message that it saw last gets what it missed, as far as `--history` has
 //! it, and else the report of a gap. With `--nats` several nodes have the same topics, and a client
 //! comes back to any of them. Members of WebSocket and of events read the log of their topic
@@ -31,6 +32,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use clap::Parser;
+use clap::builder::NonEmptyStringValueParser;
 use ringserve::framing::Lines;
 use ringserve::http::hyper::service::service_fn;
 use ringserve::listen::tcp;
@@ -55,11 +57,12 @@ struct Args {
     /// Address and port of the page, WebSocket, events and the API.
     #[arg(long, default_value = "127.0.0.1:8080", value_name = "ADDR:PORT")]
     http: SocketAddr,
-    /// The key of the API.
-    #[arg(long, value_name = "KEY")]
+    /// The key of the API; one without a byte is refused.
+    #[arg(long, value_name = "KEY", value_parser = NonEmptyStringValueParser::new())]
     api_key: String,
-    /// The secret that signs the tokens of clients, by HS256.
-    #[arg(long, required_unless_present = "anonymous", value_name = "SECRET")]
+    /// The secret that signs the tokens of clients, by HS256; one without a byte is refused.
+    #[arg(long, required_unless_present = "anonymous", value_name = "SECRET",
+        value_parser = NonEmptyStringValueParser::new())]
     token_secret: Option<String>,
     /// Clients without a token may subscribe to every topic.
     #[arg(long)]

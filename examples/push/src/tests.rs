@@ -2,7 +2,7 @@
 //! the kernel.
 
 use std::cell::{Cell, RefCell};
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
 use jsonwebtoken::{EncodingKey, Header, encode};
@@ -15,7 +15,12 @@ use super::*;
 const SECOND: Duration = Duration::from_secs(1);
 
 fn token(user: &str) -> String {
-    let (exp, room) = (4_102_444_800_u64, ["room.*"]);
+    token_until(user, 4_102_444_800)
+}
+
+/// A token that expires at this time, in seconds since 1970.
+fn token_until(user: &str, exp: u64) -> String {
+    let room = ["room.*"];
     let claims = json!({ "sub": user, "exp": exp, "subscribe": room, "publish": room });
     encode(&Header::default(), &claims, &EncodingKey::from_secret(b"secret")).unwrap()
 }
@@ -193,6 +198,51 @@ fn requests_without_the_key_and_bad_ones_are_refused() {
         });
         sim.run_until_done();
     });
+}
+
+#[test]
+fn device_without_a_token_is_disconnected() {
+    Sim::seeds(3).faults(Faults::harmless()).run(|sim| {
+        sim.start_several(server(&args("10.0.0.1:7000", "10.0.0.1:8080", 2))).unwrap();
+        sim.client("stranger", async move |net| {
+            let mut stream = net.connect("10.0.0.1:7000").await?;
+            assert_eq!(stream.line().await?, None, "it says nothing");
+            Ok(())
+        });
+        sim.client("device", async move |net| {
+            let mut stream = device(&net, "ann").await?;
+            net.sleep(60 * SECOND).await;
+            stream.send("subscribe room.7\n").await?;
+            assert!(line(&mut stream).await?.starts_with("+ room.7 "));
+            Ok(())
+        });
+        sim.run_until_done();
+    });
+}
+
+#[test]
+fn device_ends_with_its_token() {
+    let handle = server(&args("127.0.0.1:0", "127.0.0.1:0", 1)).start().unwrap();
+    let mut stream = TcpStream::connect(handle.local_addrs()[0]).unwrap();
+    let mut said = BufReader::new(stream.try_clone().unwrap()).lines().map(Result::unwrap);
+    // On a busy machine a token may expire before it is read.
+    loop {
+        let token = token_until("ann", jsonwebtoken::get_current_timestamp() + 2);
+        writeln!(stream, "auth {token}").unwrap();
+        if said.next().unwrap() == "+ ann" {
+            break;
+        }
+    }
+    assert_eq!(said.next(), None, "the server ends it");
+    handle.shutdown();
+    handle.wait().unwrap();
+}
+
+#[test]
+fn keys_and_secrets_without_a_byte_are_refused() {
+    let parse = |key, secret| Args::try_parse_from(["push", "--api-key", key, "--token-secret", secret]);
+    assert!(parse("key", "secret").is_ok());
+    assert!(parse("", "secret").is_err() && parse("key", "").is_err());
 }
 
 #[test]

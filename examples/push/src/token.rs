@@ -1,17 +1,22 @@
 //! Who a client is, and what it may do: a JSON Web Token says so.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode};
+use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, get_current_timestamp};
 use serde::Deserialize;
 
 /// Bytes of a token at most.
 const TOKEN_BYTES_MAX: usize = 4096;
 
+/// The longest time that a token counts for: a century.
+const TIME_MAX: f64 = 3.2e9;
+
 /// The claims of a token, signed by HS256. `subscribe` and `publish` are patterns of topics.
 #[derive(Deserialize)]
 struct Claims {
     sub: String,
+    exp: f64,
     #[serde(default)]
     subscribe: Vec<String>,
     #[serde(default)]
@@ -22,6 +27,8 @@ struct Claims {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rights {
     pub user: Arc<str>,
+    /// The time that its token has left; `None` without a token.
+    pub time_left: Option<Duration>,
     subscribe: Vec<String>,
     publish: Vec<String>,
 }
@@ -71,9 +78,12 @@ impl Tokens {
     pub fn rights(&self, token: Option<&str>) -> Result<Rights, &'static str> {
         let Some(token) = token else {
             return match self.is_anonymous {
-                true => {
-                    Ok(Rights { user: "anonymous".into(), subscribe: vec![">".into()], publish: Vec::new() })
-                }
+                true => Ok(Rights {
+                    user: "anonymous".into(),
+                    time_left: None,
+                    subscribe: vec![">".into()],
+                    publish: Vec::new(),
+                }),
                 false => Err("a token is missing"),
             };
         };
@@ -83,13 +93,16 @@ impl Tokens {
         }
         let mut validation = Validation::new(Algorithm::HS256);
         validation.leeway = 0;
+        validation.validate_nbf = true;
         let claims = decode::<Claims>(token, key, &validation);
-        let Claims { sub, subscribe, publish } =
+        let Claims { sub, exp, subscribe, publish } =
             claims.map_err(|_| "the token is forged, or expired, or none")?.claims;
         if sub.is_empty() || sub.len() > 64 || !sub.chars().all(|of| of.is_ascii_graphic()) {
             return Err("the token names no user");
         }
-        Ok(Rights { user: sub.into(), subscribe, publish })
+        let left = (exp - get_current_timestamp() as f64).clamp(0.0, TIME_MAX);
+        let time_left = Some(Duration::from_secs_f64(left));
+        Ok(Rights { user: sub.into(), time_left, subscribe, publish })
     }
 }
 
@@ -124,9 +137,10 @@ mod tests {
         let strong = token("secret", &Header::new(Algorithm::HS512), &claims);
         let of = |claims: Value| token("secret", &Header::default(), &claims);
         let expired = of(json!({"sub": "ann", "exp": 1000}));
+        let early = of(json!({"sub": "ann", "exp": LATER, "nbf": LATER - 1}));
         let (endless, unnamed) = (of(json!({"sub": "ann"})), of(json!({"sub": "", "exp": LATER})));
         let long = "x".repeat(TOKEN_BYTES_MAX + 1);
-        for token in [&forged, &other, &strong, &expired, &endless, &unnamed, &long, "", "a.b.c"] {
+        for token in [&forged, &other, &strong, &expired, &early, &endless, &unnamed, &long, "", "a.b.c"] {
             assert!(tokens.rights(Some(token)).is_err(), "{token}");
         }
         assert_eq!(tokens.rights(None), Err("a token is missing"));

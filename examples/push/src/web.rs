@@ -127,8 +127,8 @@ impl Web {
 
     /// True for the key of the API, which is compared in a time that tells nothing of it.
     fn is_allowed(&self, request: &Request<Incoming>) -> bool {
-        let key = bearer(request).unwrap_or_default();
-        bool::from(key.as_bytes().ct_eq(self.hub.gateway.api_key.as_bytes()))
+        let known = self.hub.gateway.api_key.as_bytes();
+        bearer(request).is_some_and(|key| bool::from(key.as_bytes().ct_eq(known)))
     }
 
     async fn api(&self, request: Request<Incoming>) -> Result<Value, Failed> {
@@ -212,7 +212,7 @@ impl Web {
         };
         let feed = hub.topics.reader(&topic, hub.gateway.events, since).await.map_err(unsubscribed)?;
         feed.set_shown(Some(rights.user.clone()));
-        let (seat, shard) = (hub.seat(&rights.user, None), hub.topics.shard().clone());
+        let (seat, shard) = (hub.seat(Some(&rights), None), hub.topics.shard().clone());
         let comment = shard.sleep(Duration::ZERO);
         let draining = shard.draining();
         let events = EventStream { feed, seat, ended: None, draining, comment, shard };
@@ -245,13 +245,14 @@ enum Event {
 /// A client of WebSocket, its topics, and who it is.
 struct Client<'a> {
     hub: &'a Rc<Hub>,
-    identity: Option<(Rights, Seat)>,
+    rights: Option<Rights>,
+    seat: Seat,
     feeds: Vec<(String, TopicReader)>,
 }
 
 async fn talk(hub: &Rc<Hub>, rights: Option<Rights>, mut socket: Socket) -> Result<(), SocketError> {
-    let identity = rights.map(|rights| (rights.clone(), hub.seat(&rights.user, None)));
-    let mut client = Client { hub, identity, feeds: Vec::new() };
+    let seat = hub.seat(rights.as_ref(), None);
+    let mut client = Client { hub, rights, seat, feeds: Vec::new() };
     loop {
         match client.next(&mut socket).await {
             Event::Message(message) => {
@@ -263,7 +264,12 @@ async fn talk(hub: &Rc<Hub>, rights: Option<Rights>, mut socket: Socket) -> Resu
                 let answer = answer.unwrap_or_else(|why| json!({ "error": why }));
                 socket.send(answer.to_string()).await?;
             }
-            Event::Entry(entry) => socket.send(Outgoing::text_unchecked(entry)).await?,
+            Event::Entry(entry) => {
+                let sent = socket.send(Outgoing::text_unchecked(entry));
+                // A client that reads nothing is disconnected without a word.
+                let Some(sent) = client.unless_ended(sent).await else { return Ok(()) };
+                sent?;
+            }
             // The client comes back to another process, with its cursor.
             Event::Draining => return socket.close(close::GOING_AWAY, "shutdown").await,
             Event::Disconnected => return socket.close(close::POLICY, "disconnected").await,
@@ -272,23 +278,30 @@ async fn talk(hub: &Rc<Hub>, rights: Option<Rights>, mut socket: Socket) -> Resu
 }
 
 impl Client<'_> {
+    /// Waits for what is done, unless the client has to end first.
+    async fn unless_ended<T>(&self, done: impl Future<Output = T>) -> Option<T> {
+        let (mut done, mut ended) = (pin!(done), pin!(self.seat.end.notified()));
+        poll_fn(|task| match done.as_mut().poll(task) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending => ended.as_mut().poll(task).map(|_| None),
+        })
+        .await
+    }
+
     async fn next(&mut self, socket: &mut Socket) -> Event {
-        let Client { identity, feeds, .. } = self;
-        let end = identity.as_ref().map(|(_, seat)| seat.end.clone());
-        let ended = async {
-            match &end {
-                Some(end) => end.notified().await,
-                None => std::future::pending().await,
-            }
-        };
-        let (mut message, mut ended) = (pin!(socket.next()), pin!(ended));
+        let Client { seat, feeds, .. } = self;
+        let (mut message, mut ended) = (pin!(socket.next()), pin!(seat.end.notified()));
         let mut draining = self.hub.topics.shard().draining();
         poll_fn(|task| {
-            if let Poll::Ready(message) = message.as_mut().poll(task) {
-                return Poll::Ready(Event::Message(message));
-            }
+            // Before messages, of which there may always be one.
             if ended.as_mut().poll(task).is_ready() {
                 return Poll::Ready(Event::Disconnected);
+            }
+            if Pin::new(&mut draining).poll(task).is_ready() {
+                return Poll::Ready(Event::Draining);
+            }
+            if let Poll::Ready(message) = message.as_mut().poll(task) {
+                return Poll::Ready(Event::Message(message));
             }
             for n in 0..feeds.len() {
                 if let Poll::Ready(entry) = feeds[n].1.poll_next(task) {
@@ -296,9 +309,6 @@ impl Client<'_> {
                     feeds.rotate_left(n + 1);
                     return Poll::Ready(Event::Entry(entry));
                 }
-            }
-            if Pin::new(&mut draining).poll(task).is_ready() {
-                return Poll::Ready(Event::Draining);
             }
             Poll::Pending
         })
@@ -311,10 +321,11 @@ impl Client<'_> {
             let rights = gateway.tokens.rights(Some(&token))?;
             self.feeds.clear();
             let user = rights.user.clone();
-            self.identity = Some((rights, hub.seat(&user, None)));
+            self.seat = hub.seat(Some(&rights), None);
+            self.rights = Some(rights);
             return Ok(json!({ "user": &*user }));
         }
-        let (rights, _) = self.identity.as_ref().ok_or("a token comes first")?;
+        let rights = self.rights.as_ref().ok_or("a token comes first")?;
         match asked {
             Asked::Token(_) => Err("a token is there".into()),
             Asked::Subscribe { topic, since } => {
@@ -374,15 +385,15 @@ pub struct EventStream {
 
 impl EventStream {
     fn poll(&mut self, task: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        if let Poll::Ready(event) = self.feed.poll_next(task) {
-            self.comment = self.shard.sleep(COMMENT);
-            return Poll::Ready(Some(event));
-        }
         let end = self.seat.end.clone();
         let ended = self.ended.get_or_insert_with(|| Box::pin(async move { end.notified().await }));
         // In a shutdown the client comes back to another process, with its cursor.
         if ended.as_mut().poll(task).is_ready() || Pin::new(&mut self.draining).poll(task).is_ready() {
             return Poll::Ready(None);
+        }
+        if let Poll::Ready(event) = self.feed.poll_next(task) {
+            self.comment = self.shard.sleep(COMMENT);
+            return Poll::Ready(Some(event));
         }
         if Pin::new(&mut self.comment).poll(task).is_ready() {
             self.comment = self.shard.sleep(COMMENT);
