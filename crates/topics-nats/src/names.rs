@@ -180,8 +180,8 @@ pub(crate) fn stream_facts(answer: &[u8], dest: Option<&str>) -> Result<StreamFa
     })
 }
 
-/// The epoch of a stream that lost its newest messages, and goes on behind this number: another one,
-/// the same on all nodes that saw this number.
+/// The epoch of a stream that lost its newest messages, and goes on behind this number: another
+/// one, the same on all nodes that saw this number.
 pub(crate) fn epoch_behind(epoch: u64, last: u64) -> u64 {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&epoch.to_le_bytes());

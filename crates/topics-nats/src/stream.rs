@@ -197,7 +197,7 @@ impl Stream {
         })
     }
 
-    /// What JetStream says of the stream, with the epoch of its life.
+    /// Asks for the facts of the stream, with the epoch of its life.
     async fn facts(&self) -> Result<Result<StreamFacts, StreamError>, String> {
         let before = self.life.get();
         let info = self.ask(&format!("$JS.API.STREAM.INFO.{}", self.names.stream()), &json!({})).await?;

@@ -84,6 +84,9 @@ impl Form for Json {
     }
 }
 
+/// A user, and the number of its connection.
+type SeatKey = (Arc<str>, u64);
+
 /// The means to end a connection.
 enum Line {
     Frames(LocalHandle),
@@ -95,16 +98,16 @@ enum Line {
 pub struct Hub {
     pub gateway: Gateway,
     pub topics: ShardTopics,
-    seats: RefCell<BTreeMap<(Arc<str>, u64), Line>>,
+    seats: RefCell<BTreeMap<SeatKey, Line>>,
     /// Seats that end by themselves, by their time.
-    deadlines: RefCell<BTreeSet<(Time, (Arc<str>, u64))>>,
+    deadlines: RefCell<BTreeSet<(Time, SeatKey)>>,
     seated: Cell<u64>,
 }
 
 /// A connection of a user, until it is dropped.
 pub struct Seat {
     hub: Rc<Hub>,
-    key: (Arc<str>, u64),
+    key: SeatKey,
     deadline: Option<Time>,
     /// Notified when it has to end, where it is a task.
     pub end: Rc<Notify>,

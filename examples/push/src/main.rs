@@ -13,11 +13,11 @@
 //! | programs | an API with a key: publish, broadcast, presence, history, disconnect, and figures at `/metrics` ([`web`]) |
 //!
 //! A token says who may subscribe to what and publish what ([`token`]), until it expires: then its
-//! connection ends. One that shows none has ten seconds, unless the server is `--anonymous`. A client that comes back
-//! with the cursor of the message that it saw last gets what it missed, as far as `--history` has
-//! it, and else the report of a gap. With `--nats` several nodes have the same topics, and a client
-//! comes back to any of them. Members of WebSocket and of events read the log of their topic
-//! at their own pace; devices are members of 16 bytes.
+//! connection ends. One that shows none has ten seconds, unless the server is `--anonymous`. A
+//! client that comes back with the cursor of the message that it saw last gets what it missed, as
+//! far as `--history` has it, and else the report of a gap. With `--nats` several nodes have the
+//! same topics, and a client comes back to any of them. Members of WebSocket and of events read the
+//! log of their topic at their own pace; devices are members of 16 bytes.
 
 mod figures;
 mod hub;

@@ -41,7 +41,7 @@ impl Member {
         ask(&self.net, &mut self.stream, &mut self.all, text).await
     }
 
-    /// What it got up to this message.
+    /// Reads up to this message, and returns all texts.
     async fn until(&mut self, text: &str) -> io::Result<Vec<String>> {
         while !self.all.iter().any(|seen| matches!(seen, Seen::Message(_, said) if said == text)) {
             self.all.push(seen(&self.stream.line().await?.expect("there is more")));
@@ -66,7 +66,7 @@ fn topic_without_members_is_left_at_nats() {
             assert!(broker.subjects().contains(subject));
             assert_eq!(member.ask("-news").await?, "true");
             net.sleep(60 * SECOND).await;
-            assert!(!broker.subjects().contains(subject), "nobody reads it");
+            assert!(!broker.subjects().contains(subject), "it has no member");
             let mut member = Member::new(&net, NODES[0], "").await?;
             net.sleep(5 * SECOND).await;
             assert!(broker.subjects().contains(subject), "it is back");
