@@ -100,14 +100,29 @@ async fn serve(mut questions: mpsc::UnboundedReceiver<Question>) {
 }
 
 async fn find(wanted: &DnsQuery, servers: &Servers) -> Result<Answer, Failure> {
-    let of = |strategy| resolver(servers, strategy).map_err(Failure::Configuration);
+    let (config, options) = configuration(servers).map_err(Failure::Configuration)?;
+    let mut found = find_at(wanted, config.clone(), &options).await;
+    // The resolver takes the rubbish of one server for the answer of all, so each is asked alone.
+    for server in config.name_servers().iter().filter(|_| config.name_servers().len() > 1) {
+        match &found {
+            Err(error) if error.kind() == io::ErrorKind::Other => {}
+            _ => break,
+        }
+        let alone = vec![server.clone()];
+        let config = ResolverConfig::from_parts(config.domain().cloned(), config.search().to_vec(), alone);
+        found = find_at(wanted, config, &options).await;
+    }
+    found.map_err(Failure::Lookup)
+}
+
+async fn find_at(wanted: &DnsQuery, config: ResolverConfig, options: &ResolverOpts) -> io::Result<Answer> {
+    let of = |strategy| resolver(config.clone(), options.clone(), strategy);
     let resolvers =
         Resolvers { ipv4: of(LookupIpStrategy::Ipv4Only)?, ipv6: of(LookupIpStrategy::Ipv6Only)? };
     match wanted {
         DnsQuery::Addresses(name) => addresses_of(&resolvers, name).await,
         DnsQuery::Services(name) => services_of(&resolvers, name).await,
     }
-    .map_err(Failure::Lookup)
 }
 
 /// A resolver for each kind of addresses: one for both would pass over an answer that failed.
@@ -116,16 +131,23 @@ struct Resolvers {
     ipv6: TokioResolver,
 }
 
-/// A resolver for one look-up: so the files of the host are read each time, and nothing is kept for
-/// longer than its TTL.
-fn resolver(servers: &Servers, strategy: LookupIpStrategy) -> io::Result<TokioResolver> {
-    let (config, mut options) = match servers {
-        Servers::File(path) => read(path)?,
+/// The configuration for one look-up: so the files of the host are read each time.
+fn configuration(servers: &Servers) -> io::Result<(ResolverConfig, ResolverOpts)> {
+    match servers {
+        Servers::File(path) => read(path),
         Servers::These(servers) => {
             let servers = servers.iter().map(server).collect();
-            (ResolverConfig::from_parts(None, Vec::new(), servers), ResolverOpts::default())
+            Ok((ResolverConfig::from_parts(None, Vec::new(), servers), ResolverOpts::default()))
         }
-    };
+    }
+}
+
+/// A resolver for one look-up: so nothing is kept for longer than its TTL.
+fn resolver(
+    config: ResolverConfig,
+    mut options: ResolverOpts,
+    strategy: LookupIpStrategy,
+) -> io::Result<TokioResolver> {
     options.ip_strategy = strategy;
     options.cache_size = 0;
     let builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
