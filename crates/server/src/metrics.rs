@@ -51,7 +51,7 @@
 //! | `connections_closed_total` | `reason`, `closed_by` | connections that ended |
 //! | `headroom_connections` | | connections that may come before [`ServerLimits::connections_max`](crate::limits::ServerLimits::connections_max) or the descriptors are used up |
 //! | `refused_total` | `why` | new connections that were refused, by [cause](RefusedBy::name) |
-//! | `accepted_waiting` | `why` | connections that were accepted and wait for a place ([`WaitCounts`](crate::stats::WaitCounts)): `limit`, `rate`, `postponed`, `behind` |
+//! | `accepted_waiting` | `why` | connections that were accepted and wait for a place ([`WaitCounts`]): `limit`, `rate`, `postponed`, `behind` |
 //! | `waited_total`, `accept_paused_total`, `accept_held_total` | | new connections that found a limit reached, and how often accepting paused at a limit, or waited for the server's rate |
 //! | `admission_prefixes`, `admission_connections`, `admission_sketched` | | what the limits on addresses hold ([`AdmissionStats`](crate::stats::AdmissionStats)) |
 //! | `key_rates_keys`, `key_rates_refused_total`, `key_rates_sketched_total` | `rates` | rates by key ([`KeyRatesStats`]), by their [name](crate::admission::KeyLimits::name), once a shard was asked of one |
