@@ -57,7 +57,7 @@ pub(crate) struct State {
     /// failures at once.
     changes: Mutex<()>,
     budget: Mutex<Budget>,
-    /// Of second questions beside the first.
+    /// The budget of second questions, beside that of repeated ones.
     hedge_budget: Mutex<Budget>,
     hedges: AtomicU64,
     retries: AtomicU64,
@@ -66,8 +66,8 @@ pub(crate) struct State {
     panic_told: AtomicU64,
     /// A number of this process; 0 until the first client draws it.
     pub(crate) seed: AtomicU64,
-    /// Clients of shards, and the newest time at which one of them told what it has: a clock of the
-    /// server that is its.
+    /// Clients of shards, and the newest time at which one of them reported its share, by the clock of
+    /// its server.
     views: AtomicUsize,
     pub(crate) newest: AtomicU64,
     /// A shard runs the source of the backends.
@@ -174,7 +174,7 @@ impl Upstream {
         self.with(|settings| settings.hedge = Some(hedge))
     }
 
-    /// How long a request may take with all its tries, unless it says so itself. 10 s by default.
+    /// Sets the time of a request with all its tries, unless it has its own. 10 s by default.
     pub fn answer_timeout(self, time: Duration) -> Upstream {
         self.with(|settings| settings.answer_timeout = time)
     }
@@ -375,7 +375,7 @@ impl Upstream {
         found.is_some()
     }
 
-    /// What there is and what happened. Requests in flight and successes are told by the shards
+    /// The backends, and counts since the start. Shards report requests in flight and successes
     /// about once a millisecond while requests come, and else once a second.
     pub fn stats(&self) -> UpstreamStats {
         let backends = self.state.backends();
