@@ -66,8 +66,8 @@ pub(crate) struct State {
     panic_told: AtomicU64,
     /// A number of this process; 0 until the first client draws it.
     pub(crate) seed: AtomicU64,
-    /// Clients of shards, and the newest time at which one of them reported its share, by the clock of
-    /// its server.
+    /// Clients of shards, and the newest time at which one of them reported its share, by the clock
+    /// of its server.
     views: AtomicUsize,
     pub(crate) newest: AtomicU64,
     /// A shard runs the source of the backends.
