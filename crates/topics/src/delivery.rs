@@ -8,7 +8,7 @@ use ringserve_server::time::Time;
 use ringserve_server::{PushError, SharedPayload};
 
 use crate::form::{Form, Gap};
-use crate::node::{CUT, Connection, Debts, LATEST, QUEUE, Room, State, VisitPlace};
+use crate::node::state::{CUT, Connection, Debts, LATEST, QUEUE, Room, State, VisitPlace};
 use crate::options::Slow;
 use crate::topic::Topic;
 
