@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hyper::body::Incoming;
+use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper::{Request, Response};
 use ringserve_server::net::is_local_failure;
@@ -53,6 +54,28 @@ pub(crate) enum SendError {
     Body,
 }
 
+impl SendError {
+    /// Of what hyper gives back nothing left; else the version of HTTP says what the error is.
+    pub(super) fn of(
+        mut failed: TrySendError<Request<RequestBody>>,
+        of_version: impl FnOnce(hyper::Error) -> SendError,
+    ) -> SendError {
+        match failed.take_message() {
+            Some(request) => SendError::Unsent(Box::new(request)),
+            None => of_version(failed.into_error()),
+        }
+    }
+}
+
+/// Why a request that was handed to hyper has no answer.
+fn send_error(error: hyper::Error) -> SendError {
+    match () {
+        () if error.is_user() => SendError::Body,
+        () if error.is_parse() => SendError::Malformed(error),
+        () => SendError::Lost { is_ours: io_error(&error).is_some_and(is_local_failure) },
+    }
+}
+
 impl Http1Connection {
     /// Speaks HTTP/1.1 on a stream, by a task of the shard.
     pub(crate) async fn begin(shard: &Shard, stream: Stream) -> io::Result<Http1Connection> {
@@ -81,19 +104,8 @@ impl Http1Connection {
         &mut self,
         request: Request<RequestBody>,
     ) -> Result<Response<Incoming>, SendError> {
-        let mut failed = match self.sender.try_send_request(request).await {
-            Ok(answer) => return Ok(answer),
-            Err(failed) => failed,
-        };
-        if let Some(request) = failed.take_message() {
-            return Err(SendError::Unsent(Box::new(request)));
-        }
-        let error = failed.into_error();
-        Err(match () {
-            () if error.is_user() => SendError::Body,
-            () if error.is_parse() => SendError::Malformed(error),
-            () => SendError::Lost { is_ours: io_error(&error).is_some_and(is_local_failure) },
-        })
+        let sent = self.sender.try_send_request(request).await;
+        sent.map_err(|failed| SendError::of(failed, send_error))
     }
 
     /// Says that the answer to the next request may be that the connection becomes something else.

@@ -69,14 +69,8 @@ impl Http2Connection {
         &mut self,
         request: Request<RequestBody>,
     ) -> Result<Response<Incoming>, SendError> {
-        let mut failed = match self.sender.try_send_request(request).await {
-            Ok(answer) => return Ok(answer),
-            Err(failed) => failed,
-        };
-        if let Some(request) = failed.take_message() {
-            return Err(SendError::Unsent(Box::new(request)));
-        }
-        Err(send_error(failed.into_error()))
+        let sent = self.sender.try_send_request(request).await;
+        sent.map_err(|failed| SendError::of(failed, send_error))
     }
 }
 
