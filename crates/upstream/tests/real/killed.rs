@@ -13,18 +13,7 @@ use ringserve::upstream::{Exclusive, Multiplexed, Request, Upstream};
 use ringserve::{Cx, Frame, Server, ServerHandle, Service};
 use ringserve_tests::{SOON, eventually};
 
-/// Sends each line back, with the id that it may begin with.
-struct Echo;
-
-impl Service for Echo {
-    type Session = ();
-    type Error = Infallible;
-
-    async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), Infallible> {
-        cx.reply(line);
-        Ok(())
-    }
-}
+use super::Echo;
 
 fn backend(addr: &str) -> ServerHandle {
     Server::bind(addr.parse::<SocketAddr>().unwrap())

@@ -4,3 +4,20 @@
 mod dns;
 mod killed;
 mod reports;
+
+use std::convert::Infallible;
+
+use ringserve::{Cx, Frame, Service};
+
+/// Sends each line back, with the id that it may begin with.
+struct Echo;
+
+impl Service for Echo {
+    type Session = ();
+    type Error = Infallible;
+
+    async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), Infallible> {
+        cx.reply(line);
+        Ok(())
+    }
+}

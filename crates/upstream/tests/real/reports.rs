@@ -9,17 +9,7 @@ use ringserve::upstream::{Backend, Exclusive, Request, Upstream};
 use ringserve::{Cx, Frame, Server, ServerHandle, Service};
 use ringserve_tests::{SOON, eventually};
 
-struct Echo;
-
-impl Service for Echo {
-    type Session = ();
-    type Error = Infallible;
-
-    async fn call(&self, cx: &Cx<'_, ()>, line: Frame) -> Result<(), Infallible> {
-        cx.reply(line);
-        Ok(())
-    }
-}
+use super::Echo;
 
 struct Front(Exclusive<Lines>);
 
